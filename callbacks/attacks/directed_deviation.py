@@ -1,0 +1,81 @@
+"""The directed deviation attack of Fang et al. 2020."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dfl_lightning.functional.deviation import deviation_interval, krum_deviation
+from dfl_lightning.phases import Attack
+from dfl_lightning.round import Block, Round
+
+
+class DirectedDeviation(Attack):
+    """Sends models that deviate against the direction in which honest training moves (Fang et al. 2020).
+
+    The attackers know every honest node's model of this round, and work together.
+
+    Args:
+        against: the rule that is attacked. ``trimmed_mean``: every coordinate is drawn beyond the honest models'
+            extreme value, each attacker on its own; this form hides among honest models. ``krum``: all attackers send
+            one model, as far against the direction as Krum still picks it. ``auto``: ``krum`` if the aggregator is
+            Krum or Multi-Krum, else ``trimmed_mean``.
+        fraction: share of the nodes that are Byzantine, at least 0 and below 1.
+        nodes: the Byzantine nodes by number, in place of a fraction.
+        seed: of the choice (default: the run's seed).
+    """
+
+    needs_start = True
+
+    def __init__(
+        self,
+        against: Literal["auto", "trimmed_mean", "krum"] = "auto",
+        fraction: float = 0.3,
+        nodes: list[int] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(fraction, nodes, seed)
+        self.against = against
+
+    def attack(self, round: Round) -> None:
+        honest = ~round.byzantine & round.sane
+        if not honest.any():
+            return
+        krum = self.against == "krum" or (
+            self.against == "auto" and round.aggregator is not None and round.aggregator.krum_like
+        )
+        (self._against_krum if krum else self._against_trimmed_mean)(round, honest)
+
+    def _against_trimmed_mean(self, round: Round, honest: Tensor) -> None:
+        def forged(block: Block) -> Tensor:
+            assert block.start is not None
+            models = block.own[honest]
+            mean = models.mean(0)
+            sign = (mean - block.start[round.byzantine]).sign()
+            lower, upper = deviation_interval(models.amax(0), models.amin(0), sign)
+            draw = torch.rand(lower.shape, generator=block.generator("directed_deviation"), dtype=lower.dtype)
+            return torch.where(sign == 0, mean, lower + (upper - lower) * draw.to(lower.device))
+
+        round.forge(round.byzantine, forged)
+
+    def _against_krum(self, round: Round, honest: Tensor) -> None:
+        leader = int(round.byzantine.nonzero()[0])  # they send one model, so they deviate from one of theirs
+
+        def reference_and_direction(block: Block) -> tuple[Tensor, Tensor]:
+            assert block.start is not None
+            reference = block.start[leader]
+            return reference, (block.own[honest].mean(0) - reference).sign()
+
+        def gram(block: Block) -> Tensor:
+            reference, direction = reference_and_direction(block)
+            vectors = torch.cat([block.own[honest] - reference, direction[None]]).double()
+            return vectors @ vectors.T
+
+        far = krum_deviation(round.reduce(gram).cpu(), int(round.byzantine.sum()), round.num_parameters)
+
+        def forged(block: Block) -> Tensor:
+            reference, direction = reference_and_direction(block)
+            return (reference - far * direction)[None]
+
+        everyone = torch.where(round.byzantine, 0, -1).expand(round.num_nodes, -1)
+        round.forge(everyone, forged)

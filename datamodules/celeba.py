@@ -1,0 +1,134 @@
+"""Photographs of faces by person."""
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+
+from datamodules.dealing import UserData, UserSplit
+from datamodules.images import decode_image, open_images, write_images
+from datamodules.leaf import REMEDY, LeafFiles, read_leaf
+from datamodules.sources import Source, UserDataModule
+from dfl_lightning.errors import UserError
+
+PICTURE_FOLDERS = ("raw/img_align_celeba", "data/raw/img_align_celeba", "img_align_celeba")
+DECODED_AT_ONCE = 256
+
+
+class CelebA(UserDataModule):
+    """Faces, smiling (1) or not (0), 3x84x84; a node holds the pictures of one or more people.
+
+    LEAF's JSON files name the pictures; these are decoded once, to a file in the folder cache/ below the root.
+
+    Args:
+        root: a folder with LEAF's train/ and test/ JSON files and raw/img_align_celeba/, or with what the download
+            wrote.
+        source: "leaf" (LEAF's JSON files), "hub" (the download), "rendered" (drawn faces, a style per person), or
+            "auto": the first of these that is there.
+        users_per_node: how many people's pictures a node holds (default: all people are dealt out).
+        rendered_users: how many people to draw (default: as many as the nodes need).
+        rendered_samples: how many pictures a drawn person has on average.
+        batch_size: samples in one local step of a node.
+        local_epochs: passes over a node's data in one round.
+        max_samples: a node keeps at most so many training samples (default: all).
+        evaluate_union: also measure every node on the union of all test data.
+    """
+
+    num_classes = 2
+    name = "CelebA"
+    shape = (3, 84, 84)
+    class_names = ["not smiling", "smiling"]
+
+    def __init__(
+        self,
+        root: str = "data/celeba",
+        source: Source = "auto",
+        users_per_node: int | None = None,
+        rendered_users: int | None = None,
+        rendered_samples: int = 100,
+        batch_size: int = 64,
+        local_epochs: int = 1,
+        max_samples: int | None = None,
+        evaluate_union: bool = False,
+    ) -> None:
+        super().__init__(
+            root,
+            source,
+            users_per_node,
+            rendered_users,
+            rendered_samples,
+            batch_size,
+            local_epochs,
+            max_samples,
+            evaluate_union,
+        )
+
+    def read(self, files: LeafFiles, seed: int) -> UserData:
+        data = read_leaf(files, _encode_names, self.num_classes, seed)
+        names = np.unique(np.concatenate([data.train.images, data.test.images]))  # sorted; a picture is decoded once
+        return _with_images(data, names, self._decoded(names.tolist(), files.root))
+
+    def render(self, num_users: int, seed: int) -> UserData:
+        from datamodules.faces import render_faces
+
+        return render_faces(num_users, self.rendered_samples, seed)
+
+    def _picture_folder(self, leaf_root: Path) -> Path:
+        for base in (self.root, leaf_root, leaf_root.parent):
+            for name in PICTURE_FOLDERS:
+                if (base / name).is_dir():
+                    return base / name
+        raise UserError(
+            f"LEAF's JSON files in {leaf_root} name pictures, but {self.root / PICTURE_FOLDERS[0]} is not there; "
+            "unpack CelebA's img_align_celeba.zip to that folder."
+        )
+
+    def _decoded(self, names: list[str], leaf_root: Path) -> np.ndarray:
+        """The pictures [len(names), C, H, W], decoded once per list of names."""
+        digest = hashlib.sha256("\n".join([str(self.shape), *names]).encode()).hexdigest()[:16]
+        cache = self.root / "cache" / f"pictures-{digest}.npy"
+        images = open_images(cache, self.shape, len(names))
+        if images is None:
+            rank_zero_info(f"Decoding {len(names)} pictures once, to {cache}")
+            write_images(cache, self._decode(names, self._picture_folder(leaf_root)), self.shape)
+            images = open_images(cache, self.shape, len(names))
+            assert images is not None
+        return images
+
+    def _decode(self, names: list[str], folder: Path) -> Iterator[np.ndarray]:
+        with ThreadPoolExecutor() as pool:  # Pillow decodes without holding the interpreter's lock
+            for start in range(0, len(names), DECODED_AT_ONCE):
+                paths = [folder / name for name in names[start : start + DECODED_AT_ONCE]]
+                yield np.stack(list(pool.map(lambda path: decode_image(path, self.shape, str(path)), paths)))
+
+
+def _encode_names(x: list[Any], where: str) -> np.ndarray:
+    for name in x:
+        # A name from a data file must not lead out of the folder of pictures.
+        if not isinstance(name, str) or Path(name).name != name or name in ("", "..") or "\0" in name:
+            raise UserError(
+                f"{where} has the picture {name!r}, but pictures are file names without a folder; {REMEDY}."
+            )
+    return np.array(x)
+
+
+def _with_images(data: UserData, names: np.ndarray, images: np.ndarray) -> UserData:
+    """Rows of the list of names become rows of the decoded pictures, of which there is one per name."""
+    labels = np.zeros(len(names), dtype=np.int64)
+    splits = (data.train, data.test)
+    positions = [np.searchsorted(names, split.images) for split in splits]
+    for split, position in zip(splits, positions):
+        labels[position] = split.labels
+    for split, position in zip(splits, positions):
+        wrong = split.images[labels[position] != split.labels]
+        if len(wrong):
+            raise UserError(f"The picture {wrong[0]} has two different labels; {REMEDY}.")
+    train, test = (
+        UserSplit(images, labels, {user: position[rows] for user, rows in split.rows.items()})
+        for split, position in zip(splits, positions)
+    )
+    return UserData(train, test, data.copies)

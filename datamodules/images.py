@@ -1,0 +1,76 @@
+"""Picture files to bytes, and bytes to a file that is mapped into memory."""
+
+import os
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from dfl_lightning.errors import UserError
+
+
+def decode_image(source: Path | BytesIO, shape: tuple[int, int, int], where: str) -> np.ndarray:
+    """uint8 [C, H, W] from a JPEG or PNG, as grey levels (C = 1) or RGB (C = 3), resized where it has another size."""
+    from PIL import Image
+
+    channels, height, width = shape
+    try:
+        with Image.open(source, formats=["JPEG", "PNG"]) as picture:
+            pixels = picture.convert("L" if channels == 1 else "RGB")
+    except FileNotFoundError as error:
+        raise UserError(f"{where} is not there; put the file there or take it out of the JSON files.") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"{where} is not a JPEG or PNG that can be decoded; replace it.") from error
+    if pixels.size != (width, height):
+        pixels = pixels.resize((width, height), Image.Resampling.BICUBIC)
+    array = np.asarray(pixels)
+    return array[None] if channels == 1 else array.transpose(2, 0, 1)
+
+
+def write_images(path: Path, batches: Iterable[np.ndarray], shape: tuple[int, int, int]) -> None:
+    """Writes batches of uint8 [n, C, H, W] one after another into one .npy file that appears when it is complete.
+
+    Plain writes, not a writable memory map: a full disk is an error here and would be a crash there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{path.parent} cannot be made ({error.strerror}); make the folder above it writable."
+        ) from error
+    try:
+        with temporary.open("wb") as file:
+            _write_header(file, (0, *shape))
+            start, total = file.tell(), 0
+            for batch in batches:
+                file.write(np.ascontiguousarray(batch, dtype=np.uint8).tobytes())
+                total += len(batch)
+            file.seek(0)
+            _write_header(file, (total, *shape))  # numpy leaves room in a header for the first axis to grow
+            assert file.tell() == start
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}); make room and make its folder writable."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def open_images(path: Path, shape: tuple[int, int, int], total: int) -> np.ndarray | None:
+    """The images [total, C, H, W], read from the file as they are needed, or None if the file holds something else.
+
+    Mapped copy-on-write: torch asks for writable memory, and nothing that is written reaches the file.
+    """
+    try:
+        images = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return images if images.dtype == np.uint8 and images.shape == (total, *shape) else None
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})

@@ -1,0 +1,162 @@
+"""Checkpoints: written whole or not at all, read without running code, and opened node by node."""
+
+import functools
+import os
+import pickle
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from torch import nn
+
+from dfl_lightning.errors import UserError
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Streams a checkpoint to a temporary file, syncs it to disk, and renames it.
+
+    Whenever the process is killed, the file of that name is a whole checkpoint, the new or the one before; and no
+    second copy of the models is made in memory. Loading maps the file and takes tensors and plain values only.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        folder = os.open(target.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        return read_checkpoint(path)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Reads a checkpoint of this framework: tensors, mapped from the file, and plain values; never code.
+
+    Raises:
+        UserError: there is no such file, or it is no checkpoint of this framework.
+    """
+    if not Path(path).is_file():
+        raise UserError(
+            f"There is no checkpoint {path}; give the path of a file such as runs/NAME/VERSION/checkpoints/last.ckpt."
+        )
+    try:
+        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        raise UserError(f"The file {path} is damaged or no checkpoint; give one that this framework wrote.") from error
+    if not isinstance(checkpoint, dict) or "dfl_lightning" not in checkpoint:
+        raise UserError(f"The file {path} is a checkpoint of something else; give one that this framework wrote.")
+    return checkpoint
+
+
+def refuse_other_network(saved: dict[str, Any], here: dict[str, Any]) -> None:
+    """Raises UserError if a checkpoint's network or number of nodes is not that of this run."""
+    if saved["num_nodes"] != here["num_nodes"]:
+        raise UserError(
+            f"The checkpoint holds {saved['num_nodes']} nodes, but the topology has {here['num_nodes']}; use the same."
+        )
+    there, mine = saved["layout"], here["layout"]
+    if list(there.items()) != list(mine.items()):
+        differing = [name for name in [*there, *mine] if there.get(name) != mine.get(name)]
+        name = differing[0] if differing else next(iter(there))
+        raise UserError(
+            f"The checkpoint holds another network: {name} has shape {there.get(name, 'absent')} there, but "
+            f"{mine.get(name, 'absent')} in model.network; use the network that it was made with."
+        )
+
+
+def refuse_other_run(saved: dict[str, Any], here: dict[str, Any], allow_other_total: bool) -> None:
+    """Raises UserError if a run that is resumed is not the run of the checkpoint: it would be neither of the two."""
+    if saved["inside_round"]:
+        raise UserError("The checkpoint was taken inside a round and has lost its exchange; use one of a round's end.")
+    if saved["total"] != here["total"] and not allow_other_total:
+        raise UserError(
+            f"The checkpoint belongs to a run of {saved['total']} rounds, but trainer.max_epochs is {here['total']}, "
+            "and thresholds depend on it; use the same, or set model.allow_other_total to true."
+        )
+    if saved["seed"] != here["seed"]:
+        raise UserError(
+            f"The checkpoint was made with seed {saved['seed']}, but seed_everything is {here['seed']}; use the same."
+        )
+    for key, name in (("neighbours", "topology"), ("byzantine", "attack")):
+        if not torch.equal(saved[key], here[key]):
+            raise UserError(
+                f"The checkpoint was made with another {name} ({key} differ); resume with the settings of its run."
+            )
+
+
+def describe_network(make_network: Callable[[], nn.Module]) -> dict[str, Any] | None:
+    """Class path and arguments of a network's builder, if it is a class or a partial of one with plain arguments."""
+    arguments: dict[str, Any] = {}
+    found: Any = make_network
+    if isinstance(make_network, functools.partial):
+        arguments = dict(make_network.keywords)
+        found = next((part for part in (make_network.func, *make_network.args) if isinstance(part, type)), None)
+    plain = all(isinstance(value, str | int | float | bool | None) for value in arguments.values())
+    if not isinstance(found, type) or not plain or "<locals>" in found.__qualname__:
+        return None
+    return {"class_path": f"{found.__module__}.{found.__qualname__}", "init_args": arguments}
+
+
+def load_node(checkpoint: str | Path, node: int, network: Callable[[], nn.Module] | None = None) -> nn.Module:
+    """One node's model out of a checkpoint, as an ordinary module in evaluation mode.
+
+    Args:
+        checkpoint: path of a checkpoint.
+        node: number of the node.
+        network: builds the network (default: the importable class and the arguments that the checkpoint names).
+
+    Raises:
+        UserError: no such node, or the network is not known or another one.
+    """
+    content = read_checkpoint(checkpoint)
+    saved = content["dfl_lightning"]
+    if not 0 <= node < saved["num_nodes"]:
+        raise UserError(f"The checkpoint has no node {node}; its nodes are 0 to {saved['num_nodes'] - 1}.")
+    model = (network or _named_network(saved["network"]))()
+    state, row = {}, content["state_dict"]["replicas.rows"][node]
+    start = 0
+    for name, shape in saved["layout"].items():
+        size = torch.Size(shape).numel()
+        state[name] = row[start : start + size].view(shape)
+        start += size
+    state |= {name: values[node] for name, values in content["state_dict"]["replicas._extra_state"].items()}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(
+            f"{type(model).__name__} is not the network of this checkpoint: {str(error).splitlines()[-1].strip()}"
+        ) from error
+    return model.eval()
+
+
+def _named_network(described: dict[str, Any] | None) -> Callable[[], nn.Module]:
+    if described is None:
+        raise UserError("The checkpoint does not name its network's class; give load_node a function that builds it.")
+    module, _, name = described["class_path"].rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"The network's class {described['class_path']} cannot be imported; give load_node a network to build."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise UserError(
+            f"{described['class_path']} is no torch.nn.Module, so it cannot be the network of a checkpoint."
+        )
+    return functools.partial(found, **described["init_args"])

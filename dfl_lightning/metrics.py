@@ -1,0 +1,68 @@
+"""Measures with one value per node."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class NodeMean(Metric):
+    """The mean of some figure over each node's samples; NaN for a node without samples.
+
+    Args:
+        num_nodes: N.
+
+    >>> metric = NodeMean(2)
+    >>> metric.update(0, torch.tensor([1.0, 3.0]))
+    >>> metric.compute()
+    tensor([2., nan], dtype=torch.float64)
+    """
+
+    full_state_update = False
+    sums: Tensor
+    counts: Tensor
+
+    def __init__(self, num_nodes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("sums", torch.zeros(num_nodes, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("counts", torch.zeros(num_nodes, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, node: int, values: Tensor) -> None:
+        """Adds the values [n] of some samples of a node."""
+        self.sums[node] += values.sum(dtype=torch.float64)
+        self.counts[node] += len(values)
+
+    def compute(self) -> Tensor:
+        """Float64 [N]."""
+        return self.sums / self.counts.where(self.counts > 0, torch.nan)
+
+
+class TestErrorRate(NodeMean):
+    """TER: 1 - accuracy of each node's model on its held-out samples (SketchGuard, sec. 5.1.5).
+
+    >>> ter = TestErrorRate(1)
+    >>> ter.update(0, torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+    >>> ter.compute()
+    tensor([0.5000], dtype=torch.float64)
+    """
+
+    __test__ = False  # no test class, for pytest
+
+    def update(self, node: int, logits: Tensor, labels: Tensor) -> None:  # type: ignore[override]
+        """Adds predictions [n, classes] and labels [n] of a node; a prediction that is not a number is an error."""
+        wrong = (logits.argmax(1) != labels) | ~logits.isfinite().all(1)
+        super().update(node, wrong)
+
+
+def over_honest(values: Tensor, byzantine: Tensor) -> dict[str, float]:
+    """Mean, worst and spread (standard deviation) of values [N] over the honest nodes that have one.
+
+    >>> over_honest(torch.tensor([0.1, 0.3, 0.9]), torch.tensor([False, False, True]))["mean"]
+    0.20000000298023224
+    """
+    honest = values.cpu()[~byzantine]
+    honest = honest[~honest.isnan()]
+    if not len(honest):
+        return {}
+    return {"mean": honest.mean().item(), "worst": honest.max().item(), "std": honest.std(unbiased=False).item()}

@@ -1,0 +1,335 @@
+"""The LightningModule that holds all nodes: local training, the round, and evaluation per node."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+from dfl_lightning.checkpoint import AtomicCheckpointIO, describe_network, refuse_other_network, refuse_other_run
+from dfl_lightning.checks import check_trainer
+from dfl_lightning.data import NodeBatch
+from dfl_lightning.errors import UserError
+from dfl_lightning.metrics import NodeMean, TestErrorRate, over_honest
+from dfl_lightning.optimizer import NodeOptimizer
+from dfl_lightning.phases import Aggregator, Attack, RoundCallback
+from dfl_lightning.replicas import Init, Replicas
+from dfl_lightning.round import Round
+from dfl_lightning.seeding import global_seed
+from dfl_lightning.topology import Topology, honest_components
+from dfl_lightning.traffic import received, screening, traffic
+
+log = logging.getLogger(__name__)
+
+SGD_DEFAULTS = {"lr": 0.05, "momentum": 0.0, "weight_decay": 0.0}
+
+
+class DFLModule(LightningModule):
+    """A network of nodes that train one model each and exchange models after every epoch.
+
+    One epoch of the Trainer is one round: local training of every node, then the phases of the callbacks (attack,
+    aggregation) on a :class:`~dfl_lightning.round.Round`, then validation of every node on its own held-out data.
+
+    Args:
+        network: builds the network that every node trains: a class, or any function without arguments.
+        topology: who hears whom.
+        lr: learning rate of SGD.
+        momentum: of SGD, per node.
+        weight_decay: of SGD.
+        clip_norm: a node's gradient is scaled down to this norm in every local step (default: not).
+        optimizer: any torch optimizer, in place of SGD; its own arguments then hold the learning rate.
+        keep_optimizer: keep each node's optimizer state (momentum ...) from round to round.
+        init: ``shared``: all replicas start equal; ``independent``: each from its own initialisation.
+        allow_other_total: resume although the checkpoint was made for another number of rounds T, on which thresholds
+            depend.
+
+    Attributes:
+        replicas: the models of all nodes, once the Trainer has configured the module.
+        neighbours: bool [N, N], receiver by sender.
+        byzantine: bool [N].
+        history: one dictionary of figures per finished round.
+        table: per-node figures of the last evaluation: column -> one value per node.
+    """
+
+    def __init__(
+        self,
+        network: Callable[[], nn.Module],
+        topology: Topology,
+        lr: float = SGD_DEFAULTS["lr"],
+        momentum: float = SGD_DEFAULTS["momentum"],
+        weight_decay: float = SGD_DEFAULTS["weight_decay"],
+        clip_norm: float | None = None,
+        optimizer: Callable[[Iterable], Optimizer] | None = None,
+        keep_optimizer: bool = False,
+        init: Init = "shared",
+        allow_other_total: bool = False,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.make_network, self.topology = network, topology
+        self.lr, self.momentum, self.weight_decay, self.clip_norm = lr, momentum, weight_decay, clip_norm
+        self.make_optimizer, self.keep_optimizer = optimizer, keep_optimizer
+        self.init, self.allow_other_total = init, allow_other_total
+        self._check_settings()
+        self.history: list[dict[str, float]] = []
+        self.table: dict[str, list[Any]] = {}
+        self._record: dict[str, float] = {}
+        self._exchanged: dict[str, list[Any]] = {}
+        self._start: Tensor | None = None
+        self._round_open = False
+
+    def _check_settings(self) -> None:
+        for name, default in SGD_DEFAULTS.items():
+            value = getattr(self, name)
+            if not value >= 0 or (name == "lr" and value == 0):
+                raise UserError(f"model.{name} is {value}, but it must be {'above' if name == 'lr' else 'at least'} 0.")
+            if self.make_optimizer is not None and value != default:
+                raise UserError(
+                    f"model.{name} is {value}, but model.optimizer replaces SGD and would ignore it; "
+                    f"give it to the optimizer instead, as model.optimizer.init_args.{name}."
+                )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UserError(f"model.clip_norm is {self.clip_norm}, but it must be above 0, or null for no clipping.")
+
+    # Building the network of nodes
+
+    def setup(self, stage: str) -> None:
+        check_trainer(self.trainer)
+        self.trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+    def configure_model(self) -> None:
+        if hasattr(self, "replicas"):
+            return
+        seed, nodes = global_seed(), self.topology.num_nodes
+        self.neighbours = self.topology.adjacency(seed)
+        attack = self._only(Attack)
+        self.byzantine = attack.choose(nodes, seed) if attack else torch.zeros(nodes, dtype=torch.bool)
+        self.replicas = Replicas(self.make_network, nodes, self.init, seed)
+        self.ter, self.loss = nn.ModuleList(), nn.ModuleList()
+        for _ in range(2):  # on the own held-out data, and on the union of all
+            self.ter.append(TestErrorRate(nodes))
+            self.loss.append(NodeMean(nodes))
+        self._check_outputs()
+        parts = honest_components(self.neighbours, self.byzantine)
+        if len(parts) > 1:
+            log.warning(
+                "The honest nodes do not form one connected graph, as the papers' analyses assume; its parts are %s.",
+                "; ".join(str(part) for part in parts),
+            )
+
+    @property
+    def _callbacks(self) -> list[Any]:
+        return self.trainer.callbacks  # type: ignore[attr-defined]
+
+    @property
+    def _data(self) -> Any:
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def _only(self, role: type[Any]) -> Any:
+        return next((callback for callback in self._callbacks if isinstance(callback, role)), None)
+
+    @torch.no_grad()
+    def _check_outputs(self) -> None:
+        """Tries the network on one sample, so that a mismatch with the data is said in one sentence."""
+        data = self._data
+        split = data.nodes.train
+        network = self.replicas.load(0).eval()
+        name, shape = type(network).__name__, list(split.images.shape[1:])
+        try:
+            logits = network(split.images[split.indices[0][:1]].to(self.replicas.rows.dtype) / 255)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"The network {name} does not take images of shape {shape}: {reason}; choose another model.network."
+            ) from error
+        if logits.shape[1:] != (data.num_classes,):
+            raise UserError(
+                f"The network {name} gives outputs of shape {list(logits.shape[1:])}, but the data has "
+                f"{data.num_classes} classes; set its num_classes to {data.num_classes}."
+            )
+
+    def configure_optimizers(self) -> NodeOptimizer:
+        parameters = list(self.replicas.load(0).parameters())
+        if self.make_optimizer is not None:
+            stock = self.make_optimizer(parameters)
+        else:
+            stock = torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return NodeOptimizer(stock, self.topology.num_nodes)
+
+    # Local training
+
+    def on_train_epoch_start(self) -> None:
+        self._clock = time.perf_counter()
+        self._record = {"round": self.current_epoch + 1}
+        self._round_open = True
+        if any(getattr(callback, "needs_start", False) for callback in self._callbacks):
+            self._start = self.replicas.rows.clone()
+
+    def training_step(self, batch: NodeBatch, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.step(lambda: self._local_steps(batch, optimizer.optimizer))
+
+    def _local_steps(self, batch: NodeBatch, optimizer: NodeOptimizer) -> None:
+        with torch.enable_grad():
+            for node, images, labels in batch.per_node():
+                network = self.replicas.load(node)
+                cross_entropy(network(images), labels).backward()
+                if self.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(network.parameters(), self.clip_norm)
+                optimizer.step_node(node)
+                network.zero_grad(set_to_none=True)
+
+    # The round
+
+    def on_train_batch_end(self, outputs: Any, batch: NodeBatch, batch_idx: int) -> None:
+        if self.trainer.is_last_batch:
+            self._record["time/training"] = self._lap()
+            self._exchange()
+            self._record["time/aggregation"] = self._lap()
+            if not self.keep_optimizer:
+                self.optimizers().optimizer.forget()  # type: ignore[union-attr]
+
+    def _lap(self) -> float:
+        now = time.perf_counter()
+        elapsed, self._clock = now - self._clock, now
+        return elapsed
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """Runs the phases of the round over all callbacks and keeps its record."""
+        round = Round(
+            self.replicas.rows,
+            self.neighbours,
+            self.byzantine,
+            index=self.current_epoch,
+            total=self.trainer.max_epochs or 1,
+            seed=global_seed(),
+            num_parameters=self.replicas.num_parameters,
+            variances=self.replicas.layout.variances(),
+            start=self._start,
+        )
+        round.aggregator = self._only(Aggregator)
+        broken = (~round.sane & ~self.byzantine).nonzero()[:, 0].tolist()
+        if broken:
+            round.notes.append(
+                f"Honest nodes {broken} have a model that is not finite; they neither send nor take part."
+            )
+        phases = [callback for callback in self._callbacks if isinstance(callback, RoundCallback)]
+        for phase in ("on_attack", "on_aggregate", "on_round_end"):
+            for callback in phases:
+                getattr(callback, phase)(round)
+        self._record |= screening(round) | traffic(round, self.replicas.rows.itemsize) | round.metrics
+        self._exchanged = {"received_parameters": received(round).tolist()}
+        if round.accepted is not None:
+            self._exchanged["accepted_neighbours"] = round.accepted.sum(1).tolist()
+        for note in round.notes:
+            log.warning("Round %d: %s", round.index + 1, note)
+        round.close()
+        self._start = None
+        self._round_open = False
+
+    # Evaluation
+
+    def on_validation_epoch_start(self) -> None:
+        self._clock = time.perf_counter()
+        for metric in (*self.ter, *self.loss):
+            metric.reset()
+
+    def validation_step(self, batch: NodeBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        for node, images, labels in batch.per_node():
+            logits = self.replicas.load(node)(images).float()
+            self.ter[dataloader_idx].update(node, logits, labels)  # type: ignore[operator]
+            self.loss[dataloader_idx].update(node, cross_entropy(logits, labels, reduction="none"))  # type: ignore[operator]
+
+    def on_validation_epoch_end(self) -> None:
+        if self.trainer.sanity_checking:
+            return
+        figures: dict[str, float] = {}
+        ter, loss = self.ter[0].compute(), self.loss[0].compute()  # type: ignore[operator]
+        figures |= {f"ter/{name}": value for name, value in over_honest(ter, self.byzantine).items()}
+        figures |= {f"loss/{n}": value for n, value in over_honest(loss, self.byzantine).items() if n == "mean"}
+        self.table = self._describe_nodes() | {"ter": ter.tolist(), "loss": loss.tolist()}
+        if bool(self.ter[1].counts.any()):  # type: ignore[union-attr]
+            union = self.ter[1].compute()  # type: ignore[operator]
+            figures |= {f"ter/union_{name}": value for name, value in over_honest(union, self.byzantine).items()}
+            self.table["ter_union"] = union.tolist()
+        self.log_dict(figures, logger=False)
+        self._record |= figures
+        self._record["time/evaluation"] = self._lap()
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            self._finish_round()
+
+    def _describe_nodes(self) -> dict[str, list[Any]]:
+        """What is known of each node besides its results: column -> one value per node."""
+        data = self._data.nodes
+        table: dict[str, list[Any]] = {
+            "node": list(range(self.topology.num_nodes)),
+            "byzantine": self.byzantine.tolist(),
+            "neighbours": self.neighbours.sum(1).tolist(),
+            "byzantine_neighbours": (self.neighbours & self.byzantine).sum(1).tolist(),
+            "train_samples": [len(rows) for rows in data.train.indices],
+            "test_samples": [len(rows) for rows in data.test.indices],
+        }
+        if data.users:
+            table["users"] = [" ".join(users) for users in data.users]
+        return table | self._exchanged
+
+    def on_train_epoch_end(self) -> None:
+        self._finish_round()
+
+    def _finish_round(self) -> None:
+        """One row per round, for the loggers and the checkpoint; once, whether the round was evaluated or not."""
+        if self.history and self.history[-1]["round"] == self._record["round"]:
+            return
+        self.history.append(self._record)
+        for logger in self.loggers:
+            logger.log_metrics(self._record, step=self.current_epoch)
+            logger.save()
+
+    # Checkpoints
+
+    def on_fit_start(self) -> None:
+        data = self._data
+        if data.nodes.warning:
+            log.warning("%s", data.nodes.warning)
+        log.info(
+            "%d nodes, %d of them Byzantine, %d links; %s parameters each; %d to %d training samples a node, from %s.",
+            self.topology.num_nodes,
+            int(self.byzantine.sum()),
+            int(self.neighbours.sum()) // 2,
+            f"{self.replicas.num_parameters:,}",
+            min(len(rows) for rows in data.nodes.train.indices),
+            max(len(rows) for rows in data.nodes.train.indices),
+            data.nodes.source,
+        )
+        for row in self.history:  # a resumed run tells its whole story
+            for logger in self.loggers:
+                logger.log_metrics(row, step=int(row["round"]) - 1)
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes a run this run and no other."""
+        return {
+            "total": self.trainer.max_epochs,
+            "seed": global_seed(),
+            "num_nodes": self.topology.num_nodes,
+            "neighbours": self.neighbours,
+            "byzantine": self.byzantine,
+            "layout": self.replicas.layout.describe(),
+            "network": describe_network(self.make_network),
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["dfl_lightning"] = self._identity() | {"history": self.history, "inside_round": self._round_open}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved, here = checkpoint["dfl_lightning"], self._identity()
+        refuse_other_network(saved, here)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            refuse_other_run(saved, here, self.allow_other_total)
+            self.history = list(saved["history"])

@@ -1,0 +1,185 @@
+"""The command line: a YAML config becomes a run. ``python train.py --help`` says more."""
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from omegaconf.errors import OmegaConfBaseException
+
+import callbacks.aggregators
+import callbacks.attacks
+import datamodules
+import dfl_lightning.networks
+from callbacks.pictures import Pictures
+from callbacks.progress import RoundProgress
+from callbacks.record import RunRecord
+from dfl_lightning import Aggregator, Attack, DFLModule, ErdosRenyi, FromFile, FullyConnected, KRegular, Ring, Topology
+from dfl_lightning.checks import check_trainer
+from dfl_lightning.loggers import default_loggers
+from dfl_lightning.parsing import OneSentenceParser, fail, user_error
+from dfl_lightning.report import node_table, run_folder, summary_table
+
+USAGE = "python train.py --config FILE [--section.key=value ...]"
+
+CHOICES = {
+    "topology": [ErdosRenyi, FromFile, FullyConnected, KRegular, Ring],
+    "data": [getattr(datamodules, name) for name in datamodules.__all__],
+    "attack": [getattr(callbacks.attacks, name) for name in callbacks.attacks.__all__],
+    "aggregator": [getattr(callbacks.aggregators, name) for name in callbacks.aggregators.__all__],
+    "model.network": [getattr(dfl_lightning.networks, name) for name in dfl_lightning.networks.__all__],
+}
+
+HELP = """\
+usage: {usage}
+
+Trains a decentralised network of nodes, some of them Byzantine, and measures the honest ones.
+
+  --config FILE            a YAML config; may be given several times, later ones win
+  --print_config           print the whole config that would run, and stop
+  --ckpt_path FILE         continue the run that left this checkpoint
+  --evaluate FILE          measure the nodes of a checkpoint, without training
+  --name NAME              folder of the run under runs/ (default: the config's name)
+  --seed_everything INT    seed of everything random
+
+sections, each a name with its own keys (--topology.p=0.3); for the keys of a name: --SECTION.help=NAME,
+for example --aggregator.help=SketchGuard
+  --topology   {topology}
+  --data       {data}
+  --attack     {attack}, or null
+  --aggregator {aggregator}, or null
+  --model      network (one of {network}),
+               lr, momentum, weight_decay, clip_norm, optimizer, keep_optimizer, init, allow_other_total
+  --trainer    options of the Lightning Trainer: max_epochs (rounds), accelerator, precision, callbacks, logger ...
+
+own classes: give a class path, such as --aggregator=my_package.MyRule
+"""
+
+
+class RecordConfig(SaveConfigCallback):
+    """Writes the whole config into the run's folder, and into loggers that keep hyperparameters."""
+
+    def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        if (folder := run_folder(trainer)) is None:
+            return
+        self.parser.save(self.config, folder / "config.yaml", skip_none=False, overwrite=True, multifile=False)
+        for logger in trainer.loggers[1:]:
+            logger.log_hyperparams(self.config.as_dict())
+
+
+class CLI(LightningCLI):
+    """Sections topology, data, model, attack, aggregator and trainer."""
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        parser = super().init_parser(**kwargs)
+        names = {
+            key.rpartition(".")[2]: " ".join(choice.__name__ for choice in found) for key, found in CHOICES.items()
+        }
+        parser.choices, parser.main_help = CHOICES, HELP.format(usage=USAGE, **names)
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_subclass_arguments(Topology, "topology", required=True)
+        parser.link_arguments("topology", "model.topology", apply_on="instantiate")
+        parser.add_lightning_class_args(Attack, "attack", subclass_mode=True, required=False)
+        parser.add_lightning_class_args(Aggregator, "aggregator", subclass_mode=True, required=False)
+        parser.add_argument("--ckpt_path", type=str | None, default=None)
+        parser.add_argument("--evaluate", type=str | None, default=None)
+        files, _ = split_configs(sys.argv[1:])
+        parser.add_argument("--name", type=str, default=Path(files[-1]).stem if files else "run")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        options = dict(self.config_init["trainer"])
+        acting = [self.config_init[key] for key in ("attack", "aggregator") if self.config_init[key] is not None]
+        observers = [RoundProgress()] if options["enable_progress_bar"] is not False else []
+        if self.config.evaluate:
+            options["logger"] = False
+            options["enable_checkpointing"] = False
+        if options["logger"] is None:
+            options["logger"] = default_loggers(self.config.name) if not options["fast_dev_run"] else False
+        if options["enable_checkpointing"] is not False and not options["fast_dev_run"]:
+            observers.append(ModelCheckpoint(save_top_k=0, save_last=True))
+        return self._instantiate_trainer(options, [*acting, Pictures(), RunRecord(), *observers])
+
+
+def split_configs(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The files of all ``--config``, and the other arguments, with None (as W&B sweeps write it) as YAML's null."""
+    files, others = [], []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--config":
+            files.append(next(rest, ""))
+        elif argument.startswith("--config="):
+            files.append(argument.removeprefix("--config="))
+        else:
+            others.append(
+                argument[:-4] + "null" if argument.startswith("--") and argument.endswith("=None") else argument
+            )
+    return files, others
+
+
+def run(cli: CLI) -> None:
+    """Fits, or evaluates, and shows the result."""
+    from rich.console import Console
+
+    console = Console()
+    if cli.config.evaluate:
+        cli.trainer.validate(cli.model, datamodule=cli.datamodule, ckpt_path=cli.config.evaluate, verbose=False)
+        console.print(node_table(cli.model.table))
+        figures = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
+        console.print(
+            "  ".join(f"{name} {value:.4f}" for name, value in figures.items() if name.startswith(("ter", "loss")))
+        )
+        return
+    try:
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.config.ckpt_path)
+    finally:
+        if cli.model.history:
+            console.print(summary_table(cli.model.history, cli.trainer.max_epochs))
+            if cli.trainer.log_dir:
+                console.print(f"Results are in {cli.trainer.log_dir}", soft_wrap=True)
+
+
+def main() -> None:
+    """Entry point."""
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    for noisy in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="lightning")
+    files, others = split_configs(sys.argv[1:])
+    sys.argv[1:] = [f"--config={file}" for file in files] + others  # a config after an override would undo it
+    try:
+        cli = CLI(
+            DFLModule,
+            LightningDataModule,
+            subclass_mode_data=True,
+            run=False,
+            auto_configure_optimizers=False,
+            save_config_callback=RecordConfig,
+            parser_class=OneSentenceParser,
+            seed_everything_default=1,
+            trainer_defaults={
+                "max_epochs": 10,
+                "num_sanity_val_steps": 0,
+                "enable_model_summary": False,
+                "devices": 1,
+                "log_every_n_steps": 1,
+            },
+            parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False, "usage": USAGE},
+        )
+        check_trainer(cli.trainer)
+        run(cli)
+    except OmegaConfBaseException as error:
+        fail(f"The config cannot be resolved: {str(error).splitlines()[0]}.")
+    except Exception as error:
+        if (mistake := user_error(error)) is None:
+            raise
+        fail(str(mistake))
+
+
+if __name__ == "__main__":
+    main()
