@@ -19,7 +19,6 @@ from callbacks.pictures import Pictures
 from callbacks.progress import RoundProgress
 from callbacks.record import RunRecord
 from dfl_lightning import Aggregator, Attack, DFLModule, ErdosRenyi, FromFile, FullyConnected, KRegular, Ring, Topology
-from dfl_lightning.checks import check_trainer
 from dfl_lightning.loggers import default_loggers
 from dfl_lightning.parsing import OneSentenceParser, fail, user_error
 from dfl_lightning.report import node_table, run_folder, summary_table
@@ -102,7 +101,9 @@ class CLI(LightningCLI):
         if options["logger"] is None:
             options["logger"] = default_loggers(self.config.name) if not options["fast_dev_run"] else False
         if options["enable_checkpointing"] is not False and not options["fast_dev_run"]:
-            observers.append(ModelCheckpoint(save_top_k=0, save_last=True))
+            observers.append(
+                ModelCheckpoint(filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+            )
         return self._instantiate_trainer(options, [*acting, Pictures(), RunRecord(), *observers])
 
 
@@ -171,7 +172,6 @@ def main() -> None:
             },
             parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False, "usage": USAGE},
         )
-        check_trainer(cli.trainer)
         run(cli)
     except OmegaConfBaseException as error:
         fail(f"The config cannot be resolved: {str(error).splitlines()[0]}.")

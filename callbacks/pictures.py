@@ -31,7 +31,8 @@ class Pictures(Callback):
         draw_samples(trainer.datamodule.nodes, folder / "samples.png")
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                logger.log_image("pictures", [str(folder / "topology.png"), str(folder / "samples.png")])
+                for name in ("topology", "samples"):
+                    logger.log_image(f"pictures/{name}", [str(folder / f"{name}.png")])
 
 
 def draw_topology(adjacency: Tensor, byzantine: Tensor, path: str | Path) -> None:

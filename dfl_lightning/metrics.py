@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 
 
@@ -41,10 +42,10 @@ class NodeMean(Metric):
 class TestErrorRate(NodeMean):
     """TER: 1 - accuracy of each node's model on its held-out samples (SketchGuard, sec. 5.1.5).
 
-    >>> ter = TestErrorRate(1)
+    >>> ter = TestErrorRate(2)
     >>> ter.update(0, torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
     >>> ter.compute()
-    tensor([0.5000], dtype=torch.float64)
+    tensor([0.5000,    nan], dtype=torch.float64)
     """
 
     __test__ = False  # no test class, for pytest
@@ -53,6 +54,34 @@ class TestErrorRate(NodeMean):
         """Adds predictions [n, classes] and labels [n] of a node; a prediction that is not a number is an error."""
         wrong = (logits.argmax(1) != labels) | ~logits.isfinite().all(1)
         super().update(node, wrong)
+
+
+class NodeMeasures(nn.Module):
+    """TER and loss of every node on one kind of held-out data.
+
+    Args:
+        num_nodes: N.
+    """
+
+    def __init__(self, num_nodes: int) -> None:
+        super().__init__()
+        self.ter, self.loss = TestErrorRate(num_nodes), NodeMean(num_nodes)
+
+    def update(self, node: int, logits: Tensor, labels: Tensor) -> None:
+        """Adds predictions [n, classes] and labels [n] of a node."""
+        self.ter.update(node, logits, labels)
+        self.loss.update(node, cross_entropy(logits, labels, reduction="none"))
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """TER [N] and loss [N]."""
+        return self.ter.compute().reshape(-1), self.loss.compute().reshape(
+            -1
+        )  # of one node torchmetrics makes a scalar
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.ter.reset()
+        self.loss.reset()
 
 
 def over_honest(values: Tensor, byzantine: Tensor) -> dict[str, float]:

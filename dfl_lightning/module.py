@@ -16,7 +16,7 @@ from dfl_lightning.checkpoint import AtomicCheckpointIO, describe_network, refus
 from dfl_lightning.checks import check_trainer
 from dfl_lightning.data import NodeBatch
 from dfl_lightning.errors import UserError
-from dfl_lightning.metrics import NodeMean, TestErrorRate, over_honest
+from dfl_lightning.metrics import NodeMeasures, over_honest
 from dfl_lightning.optimizer import NodeOptimizer
 from dfl_lightning.phases import Aggregator, Attack, RoundCallback
 from dfl_lightning.replicas import Init, Replicas
@@ -99,9 +99,11 @@ class DFLModule(LightningModule):
 
     # Building the network of nodes
 
-    def setup(self, stage: str) -> None:
+    def configure_callbacks(self) -> list[Any]:
+        """The first hook of a run, before any data is read: refuses options that a round does not survive."""
         check_trainer(self.trainer)
         self.trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        return []
 
     def configure_model(self) -> None:
         if hasattr(self, "replicas"):
@@ -111,10 +113,7 @@ class DFLModule(LightningModule):
         attack = self._only(Attack)
         self.byzantine = attack.choose(nodes, seed) if attack else torch.zeros(nodes, dtype=torch.bool)
         self.replicas = Replicas(self.make_network, nodes, self.init, seed)
-        self.ter, self.loss = nn.ModuleList(), nn.ModuleList()
-        for _ in range(2):  # on the own held-out data, and on the union of all
-            self.ter.append(TestErrorRate(nodes))
-            self.loss.append(NodeMean(nodes))
+        self.own_data, self.union_data = NodeMeasures(nodes), NodeMeasures(nodes)
         self._check_outputs()
         parts = honest_components(self.neighbours, self.byzantine)
         if len(parts) > 1:
@@ -179,7 +178,7 @@ class DFLModule(LightningModule):
         with torch.enable_grad():
             for node, images, labels in batch.per_node():
                 network = self.replicas.load(node)
-                cross_entropy(network(images), labels).backward()
+                cross_entropy(network(images.to(self.replicas.rows.dtype)), labels).backward()
                 if self.clip_norm is not None:
                     nn.utils.clip_grad_norm_(network.parameters(), self.clip_norm)
                 optimizer.step_node(node)
@@ -238,25 +237,25 @@ class DFLModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self._clock = time.perf_counter()
-        for metric in (*self.ter, *self.loss):
-            metric.reset()
+        self.own_data.reset()
+        self.union_data.reset()
 
     def validation_step(self, batch: NodeBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         for node, images, labels in batch.per_node():
-            logits = self.replicas.load(node)(images).float()
-            self.ter[dataloader_idx].update(node, logits, labels)  # type: ignore[operator]
-            self.loss[dataloader_idx].update(node, cross_entropy(logits, labels, reduction="none"))  # type: ignore[operator]
+            measures = self.union_data if dataloader_idx else self.own_data
+            logits = self.replicas.load(node)(images.to(self.replicas.rows.dtype))
+            measures.update(node, logits.float(), labels)
 
     def on_validation_epoch_end(self) -> None:
         if self.trainer.sanity_checking:
             return
         figures: dict[str, float] = {}
-        ter, loss = self.ter[0].compute(), self.loss[0].compute()  # type: ignore[operator]
+        ter, loss = self.own_data.compute()
         figures |= {f"ter/{name}": value for name, value in over_honest(ter, self.byzantine).items()}
         figures |= {f"loss/{n}": value for n, value in over_honest(loss, self.byzantine).items() if n == "mean"}
         self.table = self._describe_nodes() | {"ter": ter.tolist(), "loss": loss.tolist()}
-        if bool(self.ter[1].counts.any()):  # type: ignore[union-attr]
-            union = self.ter[1].compute()  # type: ignore[operator]
+        if self._data.evaluate_union:
+            union, _ = self.union_data.compute()
             figures |= {f"ter/union_{name}": value for name, value in over_honest(union, self.byzantine).items()}
             self.table["ter_union"] = union.tolist()
         self.log_dict(figures, logger=False)

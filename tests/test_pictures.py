@@ -175,7 +175,7 @@ def test_only_the_first_process_of_a_run_with_a_folder_draws(
     monkeypatch.chdir(tmp_path)
     module, data = Module(), SimpleNamespace(nodes=node_data([5] * 4, (1, 8, 8)))
     trainer: Any = SimpleNamespace(
-        log_dir=folder, fast_dev_run=False, is_global_zero=rank_zero, lightning_module=module, datamodule=data
+        log_dir=folder, loggers=[object()], fast_dev_run=False, is_global_zero=rank_zero, datamodule=data
     )
     Pictures().on_fit_start(trainer, module)
     assert not list(tmp_path.rglob("*"))

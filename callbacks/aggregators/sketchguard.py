@@ -60,40 +60,55 @@ class SketchGuard(ThresholdRule):
 
     def aggregate(self, round: Round) -> Tensor:
         sketches = self._sketches(round)
-        own, announced = sketches[: round.num_nodes], sketches[round.announced]
+        own, norms = sketches[: round.num_nodes], torch.linalg.vector_norm(sketches, dim=1)
+        # Not by a matrix product, which cancels where models are close.
+        distances = torch.cdist(own, sketches, compute_mode="donot_use_mm_for_euclid_dist").gather(1, round.announced)
         # Screening knows sketches alone: a broken model behind a sane sketch is found after the fetch.
-        distances = torch.linalg.vector_norm(own[:, None] - announced, dim=2)
-        fetched = self.screen(round, distances, torch.linalg.vector_norm(own, dim=1), round.links)
+        fetched = self.screen(round, distances, norms[: round.num_nodes], round.links)
         round.count("sketches", round.links, self.sketch_size)
         round.count("models", fetched, round.num_parameters)
-        verified = fetched & self.verify(round, sketches[round.sent] - announced, announced, fetched)
+        verified = self.verify(round, sketches, norms, fetched)
         accepted = verified & round.candidates
         self._report(round, fetched & ~verified)
         round.mix_(own_and_mean(accepted, self.alpha))
         return accepted
 
-    def verify(self, round: Round, error: Tensor, announced: Tensor, fetched: Tensor) -> Tensor:
-        """Which messages pass the verification, bool [N, N].
+    def verify(self, round: Round, sketches: Tensor, norms: Tensor, fetched: Tensor) -> Tensor:
+        """Which of the fetched messages pass the verification, bool [N, N].
+
+        Every row is sketched once, by one kernel: a message can only be off where it is not the row that was announced.
 
         Args:
             round: the round.
-            error: [N, N, k], recomputed minus announced sketches.
-            announced: [N, N, k].
+            sketches: [N + F, k] of all rows.
+            norms: [N + F] of the sketches.
             fetched: bool [N, N].
         """
-        length = torch.linalg.vector_norm(announced, dim=2)
-        each = torch.linalg.vector_norm(error, dim=2) <= TOLERANCE * length  # NaN: False
-        if self.verification == "each":
-            return each
         if self.verification == "none":
-            return torch.ones_like(fetched)
-        # Sketches are linear: the sketch of sum_j r_j w_j, which a node would compute once, minus sum_j r_j s_j is
-        # sum_j r_j of the errors. The coefficients are drawn after the models have come.
+            return fetched
+        receivers, senders = (fetched & (round.sent != round.announced)).nonzero(as_tuple=True)
+        announced = round.announced[receivers, senders]
+        errors = sketches[round.sent[receivers, senders]] - sketches[announced]
+        off = ~(torch.linalg.vector_norm(errors, dim=1) <= TOLERANCE * norms[announced])  # NaN is off
+        if self.verification == "batched":
+            off &= self._batch_is_off(round, errors, receivers, senders, norms, fetched)[receivers]
+        verified = fetched.clone()
+        verified[receivers[off], senders[off]] = False
+        return verified
+
+    def _batch_is_off(
+        self, round: Round, errors: Tensor, receivers: Tensor, senders: Tensor, norms: Tensor, fetched: Tensor
+    ) -> Tensor:
+        """Whose one check of all fetched models fails, bool [N].
+
+        A node draws coefficients r_j once the models have come, and compares the sketch of sum_j r_j w_j with sum_j r_j
+        s_j. Sketches are linear, so the difference is the same sum of the single errors.
+        """
         draw = torch.randn(fetched.shape, generator=round.generator("verification"), dtype=torch.float64) * fetched
-        combined = (draw[:, :, None] * error).masked_fill(~fetched[:, :, None], 0).sum(1)
-        allowed = TOLERANCE * (draw.abs() * length.masked_fill(~fetched, 0)).square().sum(1).sqrt()
-        clean = torch.linalg.vector_norm(combined, dim=1) <= allowed
-        return each | clean[:, None]
+        weighted = draw[receivers, senders, None] * errors
+        difference = errors.new_zeros(round.num_nodes, self.sketch_size).index_add_(0, receivers, weighted)
+        scale = (draw * norms[round.announced]).masked_fill(~fetched, 0).square().sum(1).sqrt()
+        return ~(torch.linalg.vector_norm(difference, dim=1) <= TOLERANCE * scale)
 
     def _report(self, round: Round, dropped: Tensor) -> None:
         round.metrics["screening/verification_failed"] = float(dropped.sum())

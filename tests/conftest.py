@@ -1,0 +1,81 @@
+"""What many tests share: a tiny world of nodes that trains in a second."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer, seed_everything
+from torch import nn
+
+from dfl_lightning import DFLModule, NodeData, NodeDataModule, NodeSplit, Ring
+from dfl_lightning.seeding import generator
+
+os.environ["WANDB_MODE"] = "disabled"
+
+
+class Blobs(NodeDataModule):
+    """Three classes of 4x4 images; node i holds 10 + 3 i samples, so that nodes finish at different steps."""
+
+    num_classes = 3
+
+    def load(self, num_nodes: int, seed: int) -> NodeData:
+        splits = []
+        for name, size in (("train", lambda node: 10 + 3 * node), ("test", lambda node: 6)):
+            sizes = [size(node) for node in range(num_nodes)]
+            draw = generator(seed, name)
+            labels = torch.randint(3, (sum(sizes),), generator=draw)
+            images = torch.randint(100, (sum(sizes), 1, 4, 4), generator=draw)
+            images[:, 0, 0] += 50 * labels[:, None]
+            splits.append(NodeSplit(images.to(torch.uint8), labels, list(torch.arange(sum(sizes)).split(sizes))))
+        return NodeData(*splits, source="three blobs")
+
+
+class TinyNet(nn.Module):
+    """A linear layer, with or without BatchNorm before it."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16) if norm else nn.Identity()
+        self.linear = nn.Linear(16, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(images.flatten(1)))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    seed_everything(1, verbose=False)
+
+
+@pytest.fixture
+def blobs() -> type[NodeDataModule]:
+    return Blobs
+
+
+@pytest.fixture
+def tiny_net() -> type[nn.Module]:
+    return TinyNet
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., DFLModule]:
+    """Trains the tiny world and returns its module; keywords named like Trainer options go to the Trainer."""
+
+    def run(
+        *callbacks: Any,
+        module: DFLModule | None = None,
+        data: NodeDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        **options: Any,
+    ) -> DFLModule:
+        module = module or DFLModule(TinyNet, Ring(4), lr=0.1)
+        options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, "accelerator": "cpu"} | options
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+        trainer = Trainer(callbacks=list(callbacks), default_root_dir=tmp_path, **quiet, **options)
+        trainer.fit(module, data or Blobs(batch_size=8, local_epochs=2), ckpt_path=ckpt_path)
+        return module
+
+    return run
