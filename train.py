@@ -65,7 +65,7 @@ class RecordConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if (folder := run_folder(trainer)) is None:
             return
-        self.parser.save(self.config, folder / "config.yaml", skip_none=False, overwrite=True, multifile=False)
+        self.parser.save(self.config, folder / "config.yaml", skip_unset=False, overwrite=True, multifile=False)
         for logger in trainer.loggers[1:]:
             logger.log_hyperparams(self.config.as_dict())
 
@@ -161,6 +161,7 @@ def main() -> None:
             run=False,
             auto_configure_optimizers=False,
             save_config_callback=RecordConfig,
+            save_config_kwargs={"save_to_log_dir": False},  # it writes the file itself, into runs only
             parser_class=OneSentenceParser,
             seed_everything_default=1,
             trainer_defaults={

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfl_lightning.functional.distances import squared_distances
+from dfl_lightning.functional.distances import LIMIT, squared_distances
 from dfl_lightning.seeding import generator
 
 WIDTH = 16_384  # columns of a block: a block of a hundred rows stays in the cache
-LIMIT = torch.finfo(torch.float32).max  # a block of a row whose squares sum up to more is not finite
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Block:
     index: int
     key: tuple[object, ...]
 
-    @cached_property
+    @property
     def rows(self) -> Tensor:
         """[N + F, c]: own rows, then forged rows."""
         return torch.cat([self.own, self.forged]) if len(self.forged) else self.own
@@ -152,6 +151,10 @@ class Round:
             block = Block(own, own[:0], start, columns, index, (self.seed, self.index))
             if forged and self._forge is not None:
                 block.forged = self._forge(block)
+                if len(block.forged) != self.num_forged:
+                    raise ValueError(
+                        f"The route sends {self.num_forged} forged rows, but {len(block.forged)} were made."
+                    )
             yield block
 
     def reduce(self, fn: Callable[[Block], Tensor]) -> Tensor:
@@ -224,7 +227,7 @@ class Round:
     def distances(self) -> tuple[Tensor, Tensor]:
         """Squared distances [N + F, N + F] and norms [N + F] of all rows, float64; infinite where not finite."""
         both = self.reduce(lambda block: squared_distances(block.rows, self.num_nodes))
-        both = both.nan_to_num(nan=torch.inf).cpu()
+        both = both.where(both.isfinite(), torch.inf).cpu()
         return both[:, :-1], both[:, -1]
 
     def to_messages(self, squared: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dfl_lightning.functional.deviation import deviation_interval, krum_deviation
+from dfl_lightning.functional.distances import LIMIT
 from dfl_lightning.phases import Attack
 from dfl_lightning.round import Block, Round
 
@@ -50,16 +51,21 @@ class DirectedDeviation(Attack):
         def forged(block: Block) -> Tensor:
             assert block.start is not None
             models = block.own[honest]
-            mean = models.mean(0)
+            highest, lowest = models.amax(0), models.amin(0)
+            mean = models.mean(0).where(highest > lowest, highest)  # of equal numbers a rounded mean is not their value
             sign = (mean - block.start[round.byzantine]).sign()
-            lower, upper = deviation_interval(models.amax(0), models.amin(0), sign)
+            lower, upper = deviation_interval(highest, lowest, sign)
             draw = torch.rand(lower.shape, generator=block.generator("directed_deviation"), dtype=lower.dtype)
             return torch.where(sign == 0, mean, lower + (upper - lower) * draw.to(lower.device))
 
         round.forge(round.byzantine, forged)
 
     def _against_krum(self, round: Round, honest: Tensor) -> None:
-        leader = int(round.byzantine.nonzero()[0])  # they send one model, so they deviate from one of theirs
+        attackers = round.byzantine.nonzero()[:, 0]
+        usable = round.reduce(lambda block: block.start[attackers].double().square().sum(1)).cpu() <= LIMIT  # type: ignore[index]
+        if not usable.any():
+            return
+        leader = int(attackers[usable][0])  # they send one model, so they deviate from one of theirs
 
         def reference_and_direction(block: Block) -> tuple[Tensor, Tensor]:
             assert block.start is not None

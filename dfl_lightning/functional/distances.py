@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+LIMIT = torch.finfo(torch.float32).max  # a row whose squares sum up to more counts as not finite
+
 SLICES = 4  # the Gram product is cut into a fixed number of column slices, so that its bits do not depend on threads
 
 
@@ -27,8 +29,9 @@ def squared_distances(rows: Tensor, sane: int | None = None) -> Tensor:
     """
     norms = rows.square().sum(1, dtype=torch.float64)
     m, c = rows.shape
-    own = norms[: sane or m].nan_to_num(nan=torch.inf)
-    centred = rows - rows[own.argsort(stable=True)[(int(own.isfinite().sum()) - 1) // 2]]
+    own = norms[: sane or m]
+    order = own.where(own <= LIMIT, torch.inf).argsort(stable=True)
+    centred = rows - rows[order[(int((own <= LIMIT).sum()) - 1) // 2]]
     centred = torch.nn.functional.pad(centred, (0, -c % SLICES)).view(m, SLICES, -1).transpose(0, 1)
     gram = torch.bmm(centred, centred.transpose(1, 2)).sum(0, dtype=torch.float64)
     diagonal = gram.diagonal()

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+TIE = 1e-5  # distances that differ by less, relatively, differ by rounding
+
 
 def threshold_factor(gamma: float, kappa: float, index: int, total: int) -> float:
     """gamma exp(-kappa t / T), with t from 0 (SketchGuard, eq. 6, without the norm).
@@ -22,7 +24,8 @@ def screen(distances: Tensor, bounds: Tensor, candidates: Tensor, fallback: bool
         distances: [n, n], receiver by sender; not finite where there is nothing to compare.
         bounds: [n], one per receiver.
         candidates: bool [n, n], whom a receiver may accept; its diagonal is False.
-        fallback: whether the nearest candidate is taken when nobody is within the bound. Ties: lowest index.
+        fallback: whether the nearest candidate is taken when nobody is within the bound. Ties, up to
+            rounding: lowest index.
 
     Returns:
         bool [n, n].
@@ -37,7 +40,8 @@ def screen(distances: Tensor, bounds: Tensor, candidates: Tensor, fallback: bool
     open_ = candidates & distances.isfinite()
     accepted = open_ & (distances <= bounds[:, None])
     if fallback:
-        nearest = distances.masked_fill(~open_, torch.inf).argmin(1)
+        shut = distances.masked_fill(~open_, torch.inf)
+        nearest = (shut <= shut.amin(1, keepdim=True) * (1 + TIE)).byte().argmax(1)  # the first of the nearest
         alone = open_.any(1) & ~accepted.any(1)
         accepted[alone, nearest[alone]] = True
     return accepted

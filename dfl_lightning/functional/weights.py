@@ -13,7 +13,8 @@ def own_and_mean(accepted: Tensor, alpha: float) -> Tensor:
     """
     count = accepted.sum(1)
     others = (1 - alpha) * accepted.double() / count.clamp(min=1)[:, None]
-    return others + torch.where(count > 0, alpha, 1.0).double().diag()
+    own = torch.ones(len(count), dtype=torch.float64, device=count.device)
+    return others + own.where(count == 0, alpha).diag()
 
 
 def uniform(links: Tensor) -> Tensor:
