@@ -184,9 +184,10 @@ class Round:
             forged: whether ``fn`` looks at the forged rows.
         """
         broken = ~self.sane
+        any_broken = bool(broken.any())
         for block in self._blocks(forged):
             new = fn(block)
-            if broken.any():
+            if any_broken:
                 new[broken] = block.own[broken]
             block.own.copy_(new)
         self._finite = None
@@ -254,14 +255,16 @@ class Round:
         poisoned = (onto[:, ~sane] != 0).any(1) | ((weights != 0) & ~self._buffers_sane).any(1)
         used = (onto != 0).any(0) & sane
         own, forged = used[:n].nonzero()[:, 0], used[n:].nonzero()[:, 0]
-        whole, device, dtype = len(own) == n, self._rows.device, self._rows.dtype
+        all_own, all_forged, any_poisoned = len(own) == n, len(forged) == self.num_forged, bool(poisoned.any())
+        device, dtype = self._rows.device, self._rows.dtype
         to_own, to_forged = onto[:, own].to(device, dtype), onto[:, n + forged].to(device, dtype)
 
         def mixed(block: Block) -> Tensor:
-            new = to_own @ (block.own if whole else block.own[own])
+            new = to_own @ (block.own if all_own else block.own[own])
             if len(forged):
-                new.addmm_(to_forged, block.forged[forged])
-            new[poisoned] = torch.nan
+                new.addmm_(to_forged, block.forged if all_forged else block.forged[forged])
+            if any_poisoned:
+                new[poisoned] = torch.nan
             return new
 
         buffers = self._rows[:, self.num_parameters :]
