@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from lightning import Trainer
+from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -20,18 +21,19 @@ from dfl_lightning.data import NodeLoader
 from dfl_lightning.networks import FemnistCNN
 
 
-def quiet_trainer(max_epochs: int) -> Trainer:
-    """A Trainer that only trains."""
+def quiet_trainer(max_epochs: int, *callbacks: Callback, limit_val_batches: float = 0.0) -> Trainer:
+    """A Trainer that says nothing and keeps nothing; it measures the nodes if ``limit_val_batches`` is 1."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     return Trainer(
         max_epochs=max_epochs,
         accelerator="cpu",
+        callbacks=list(callbacks),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        limit_val_batches=0,
+        limit_val_batches=limit_val_batches,
         num_sanity_val_steps=0,
     )
 
