@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from datamodules.dealing import UserData, UserSplit
 from datamodules.images import decode_image, open_images, write_images
 from datamodules.leaf import REMEDY, LeafFiles, read_leaf
-from datamodules.sources import Source, UserDataModule
+from datamodules.sources import UserDataModule
 from dfl_lightning.errors import UserError
 
 PICTURE_FOLDERS = ("raw/img_align_celeba", "data/raw/img_align_celeba", "img_align_celeba")
@@ -22,50 +22,14 @@ DECODED_AT_ONCE = 256
 class CelebA(UserDataModule):
     """Faces, smiling (1) or not (0), 3x84x84; a node holds the pictures of one or more people.
 
-    LEAF's JSON files name the pictures; these are decoded once, to a file in the folder cache/ below the root.
-
-    Args:
-        root: a folder with LEAF's train/ and test/ JSON files and raw/img_align_celeba/, or with what the download
-            wrote.
-        source: "leaf" (LEAF's JSON files), "hub" (the download), "rendered" (drawn faces, a style per person), or
-            "auto": the first of these that is there.
-        users_per_node: how many people's pictures a node holds (default: all people are dealt out).
-        rendered_users: how many people to draw (default: as many as the nodes need).
-        rendered_samples: how many pictures a drawn person has on average.
-        batch_size: samples in one local step of a node.
-        local_epochs: passes over a node's data in one round.
-        max_samples: a node keeps at most so many training samples (default: all).
-        evaluate_union: also measure every node on the union of all test data.
+    LEAF's JSON files name the pictures, which lie in raw/img_align_celeba/ below the root; they are decoded once, to a
+    file in its folder cache/.
     """
 
     num_classes = 2
     name = "CelebA"
     shape = (3, 84, 84)
     class_names = ["not smiling", "smiling"]
-
-    def __init__(
-        self,
-        root: str = "data/celeba",
-        source: Source = "auto",
-        users_per_node: int | None = None,
-        rendered_users: int | None = None,
-        rendered_samples: int = 100,
-        batch_size: int = 64,
-        local_epochs: int = 1,
-        max_samples: int | None = None,
-        evaluate_union: bool = False,
-    ) -> None:
-        super().__init__(
-            root,
-            source,
-            users_per_node,
-            rendered_users,
-            rendered_samples,
-            batch_size,
-            local_epochs,
-            max_samples,
-            evaluate_union,
-        )
 
     def read(self, files: LeafFiles, seed: int) -> UserData:
         data = read_leaf(files, _encode_names, self.num_classes, seed)

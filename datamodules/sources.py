@@ -17,8 +17,10 @@ class UserDataModule(NodeDataModule):
     """Base of the data sets whose images belong to users. A subclass says the constants and how to read and draw.
 
     Args:
-        root: the folder that holds LEAF's files or the download.
-        source: where the images come from.
+        root: a folder with LEAF's train/ and test/ JSON files, or with what the download wrote (default: data/femnist
+            or data/celeba).
+        source: "leaf" (LEAF's JSON files), "hub" (the download), "rendered" (drawn stand-ins, a style per user), or
+            "auto": the first of these that is there.
         users_per_node: how many users' images a node holds (default: all users are dealt out).
         rendered_users: how many users to draw (default: as many as the nodes need).
         rendered_samples: how many images a drawn user has on average.
@@ -34,15 +36,15 @@ class UserDataModule(NodeDataModule):
 
     def __init__(
         self,
-        root: str,
-        source: Source,
-        users_per_node: int | None,
-        rendered_users: int | None,
-        rendered_samples: int,
-        batch_size: int,
-        local_epochs: int,
-        max_samples: int | None,
-        evaluate_union: bool,
+        root: str | None = None,
+        source: Source = "auto",
+        users_per_node: int | None = None,
+        rendered_users: int | None = None,
+        rendered_samples: int = 300,
+        batch_size: int = 64,
+        local_epochs: int = 1,
+        max_samples: int | None = None,
+        evaluate_union: bool = False,
     ) -> None:
         super().__init__(batch_size, local_epochs, max_samples, evaluate_union)
         if source not in get_args(Source):
@@ -54,7 +56,8 @@ class UserDataModule(NodeDataModule):
         ):
             if value is not None and value < least:
                 raise UserError(f"data.{key} is {value}, but must be at least {least}.")
-        self.root, self.source, self.users_per_node = Path(root).expanduser(), source, users_per_node
+        self.root = Path(root or f"data/{self.name.lower()}").expanduser()
+        self.source, self.users_per_node = source, users_per_node
         self.rendered_users, self.rendered_samples = rendered_users, rendered_samples
 
     @abstractmethod
