@@ -18,7 +18,7 @@ from datamodules.hub import Rows, broken_file, write_hub
 from datamodules.images import decode_image
 from dfl_lightning.errors import UserError
 
-INSTALL = "pip install datasets huggingface_hub"
+INSTALL = "pip install huggingface_hub pyarrow"
 ROWS_AT_ONCE = 512
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from dfl_lightning.checkpoint import AtomicCheckpointIO, describe_network, refuse_other_network, refuse_other_run
 from dfl_lightning.checks import check_trainer
-from dfl_lightning.data import NodeBatch
+from dfl_lightning.data import NodeBatch, NodeLoader
 from dfl_lightning.errors import UserError
 from dfl_lightning.metrics import NodeMeasures, over_honest
 from dfl_lightning.optimizer import NodeOptimizer
@@ -137,12 +137,12 @@ class DFLModule(LightningModule):
     def _check_outputs(self) -> None:
         """Tries the network on one sample, so that a mismatch with the data is said in one sentence."""
         data = self._data
-        split = data.nodes.train
+        batch = data.on_after_batch_transfer(next(iter(NodeLoader(data.nodes.train, 1))), 0)
         network = self.replicas.load(0).eval()
-        name, shape = type(network).__name__, list(split.images.shape[1:])
+        name, shape = type(network).__name__, list(batch.images.shape[1:])
         try:
-            logits = network(split.images[split.indices[0][:1]].to(self.replicas.rows.dtype) / 255)
-        except RuntimeError as error:
+            logits = network(batch.images[:1].to(self.replicas.rows.dtype))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
                 f"The network {name} does not take images of shape {shape}: {reason}; choose another model.network."
@@ -214,19 +214,20 @@ class DFLModule(LightningModule):
             start=self._start,
         )
         round.aggregator = self._only(Aggregator)
-        broken = (~round.sane & ~self.byzantine).nonzero()[:, 0].tolist()
-        if broken:
-            round.notes.append(
-                f"Honest nodes {broken} have a model that is not finite; they neither send nor take part."
-            )
         phases = [callback for callback in self._callbacks if isinstance(callback, RoundCallback)]
         for phase in ("on_attack", "on_aggregate", "on_round_end"):
             for callback in phases:
                 getattr(callback, phase)(round)
+        broken = round.broken if round.broken is not None else ~round.sane
+        if nodes := (broken & ~self.byzantine).nonzero()[:, 0].tolist():
+            round.notes.append(
+                f"Honest nodes {nodes} have a model that is not finite; they neither send nor take part."
+            )
         self._record |= screening(round) | traffic(round, self.replicas.rows.itemsize) | round.metrics
         self._exchanged = {"received_parameters": received(round).tolist()}
         if round.accepted is not None:
-            self._exchanged["accepted_neighbours"] = round.accepted.sum(1).tolist()
+            self._exchanged["accepted_honest"] = (round.accepted & ~self.byzantine).sum(1).tolist()
+            self._exchanged["accepted_byzantine"] = (round.accepted & self.byzantine).sum(1).tolist()
         for note in round.notes:
             log.warning("Round %d: %s", round.index + 1, note)
         round.close()

@@ -66,6 +66,7 @@ class Round:
         announced: long [N, N], the row that j claims to i to have (for sketches and digests).
         accepted: bool [N, N], whom the aggregator accepted; None before it ran.
         received: kind of message -> long [N], parameters that each node received.
+        broken: bool [N], whose own model was not finite when models were mixed; None before that.
         metrics: further figures of this round to be logged.
         notes: lines about this round for the person who watches.
         aggregator: the rule that will be applied, for attacks that know it.
@@ -88,9 +89,11 @@ class Round:
         self.neighbours, self.byzantine = neighbours, byzantine
         self.num_parameters = rows.shape[1] if num_parameters is None else num_parameters
         self._rows, self._start, self._variances = rows, start, variances
+        self._own_finite: Tensor | None = None
         self._route_nothing()
         self.accepted: Tensor | None = None
         self.received: dict[str, Tensor] = {}
+        self.broken: Tensor | None = None
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self.aggregator: Any = None
@@ -183,14 +186,14 @@ class Round:
             fn: makes the new columns.
             forged: whether ``fn`` looks at the forged rows.
         """
-        broken = ~self.sane
+        self.broken = broken = ~self.sane
         any_broken = bool(broken.any())
         for block in self._blocks(forged):
             new = fn(block)
             if any_broken:
                 new[broken] = block.own[broken]
             block.own.copy_(new)
-        self._finite = None
+        self._finite = self._own_finite = None
 
     # What rules need to know
 
@@ -213,7 +216,9 @@ class Round:
     @property
     def sane(self) -> Tensor:
         """bool [N]: nodes whose own model, buffers included, is finite."""
-        return self.finite[: self.num_nodes].cpu() & self._buffers_sane
+        if self._own_finite is None:  # forging changes messages, not own rows
+            self._own_finite = self.finite[: self.num_nodes].cpu()
+        return self._own_finite & self._buffers_sane
 
     @property
     def links(self) -> Tensor:

@@ -212,8 +212,9 @@ def test_rounds_without_validation_are_recorded_too(fit):
 
 def test_traffic_of_sketchguard_is_sketches_and_fetched_models(fit):
     module = fit(ScaledModel(nodes=[0]), SketchGuard(sketch_size=10), max_epochs=1)
-    d, accepted = 51, module.table["accepted_neighbours"]
-    assert module.table["received_parameters"] == [10 * 2 + d * accepted[node] for node in range(4)]
+    d, honest, byzantine = 51, module.table["accepted_honest"], module.table["accepted_byzantine"]
+    assert honest == [2, 1, 2, 1]  # in a ring of 4, nodes 1 and 3 neighbour the attacker, which accepts both
+    assert module.table["received_parameters"] == [20 + d * (h + b) for h, b in zip(honest, byzantine)]
     honest = sum(module.table["received_parameters"][1:])
     assert module.history[0]["traffic/parameters"] == honest / 3
     assert module.history[0]["traffic/reduction"] == 1 - honest / (d * 2 * 3)

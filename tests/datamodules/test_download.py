@@ -215,4 +215,4 @@ def test_without_the_packages_the_command_says_how_to_get_them(
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert download.main(["femnist", "--root", str(tmp_path)]) == 1
-    assert "(huggingface_hub); run: pip install datasets huggingface_hub" in capsys.readouterr().err
+    assert "(huggingface_hub); run: pip install huggingface_hub pyarrow" in capsys.readouterr().err
