@@ -6,10 +6,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning import LightningDataModule, Trainer
+from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from omegaconf.errors import OmegaConfBaseException
 
 import callbacks.aggregators
 import callbacks.attacks
@@ -18,9 +17,21 @@ import dfl_lightning.networks
 from callbacks.pictures import Pictures
 from callbacks.progress import RoundProgress
 from callbacks.record import RunRecord
-from dfl_lightning import Aggregator, Attack, DFLModule, ErdosRenyi, FromFile, FullyConnected, KRegular, Ring, Topology
+from dfl_lightning import (
+    Aggregator,
+    Attack,
+    DFLModule,
+    ErdosRenyi,
+    FromFile,
+    FullyConnected,
+    KRegular,
+    NodeDataModule,
+    Ring,
+    Topology,
+    UserError,
+)
 from dfl_lightning.loggers import default_loggers
-from dfl_lightning.parsing import OneSentenceParser, fail, user_error
+from dfl_lightning.parsing import OneSentenceParser, fail, mistake
 from dfl_lightning.report import node_table, run_folder, summary_table
 
 USAGE = "python train.py --config FILE [--section.key=value ...]"
@@ -91,11 +102,19 @@ class CLI(LightningCLI):
         files, _ = split_configs(sys.argv[1:])
         parser.add_argument("--name", type=str, default=Path(files[-1]).stem if files else "run")
 
+    def _set_seed(self) -> None:
+        seed = self.config.seed_everything
+        if not 0 <= seed < 2**32:
+            raise UserError(f"seed_everything is {seed}, but a seed is from 0 to 2^32 - 1.")
+        super()._set_seed()
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        if not self.config_init["trainer"]:
+            raise UserError("The section trainer is null; leave it out to keep its defaults.")
         options = dict(self.config_init["trainer"])
         acting = [self.config_init[key] for key in ("attack", "aggregator") if self.config_init[key] is not None]
         observers = [RoundProgress()] if options["enable_progress_bar"] is not False else []
-        if self.config.evaluate:
+        if self.config.evaluate is not None:
             options["logger"] = False
             options["enable_checkpointing"] = False
         if options["logger"] is None:
@@ -128,7 +147,14 @@ def run(cli: CLI) -> None:
     from rich.console import Console
 
     console = Console()
-    if cli.config.evaluate:
+    for option in ("evaluate", "ckpt_path"):
+        if (path := cli.config[option]) is not None and not Path(path).is_file():
+            raise UserError(
+                f"{option} is {path or 'empty'}, but there is no such file; give a run's checkpoints/last.ckpt."
+            )
+    if cli.config.evaluate is not None:
+        if cli.config.ckpt_path is not None:
+            raise UserError("evaluate and ckpt_path are both given; to evaluate a checkpoint, give evaluate alone.")
         cli.trainer.validate(cli.model, datamodule=cli.datamodule, ckpt_path=cli.config.evaluate, verbose=False)
         console.print(node_table(cli.model.table))
         figures = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
@@ -156,7 +182,7 @@ def main() -> None:
     try:
         cli = CLI(
             DFLModule,
-            LightningDataModule,
+            NodeDataModule,
             subclass_mode_data=True,
             run=False,
             auto_configure_optimizers=False,
@@ -174,12 +200,10 @@ def main() -> None:
             parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False, "usage": USAGE},
         )
         run(cli)
-    except OmegaConfBaseException as error:
-        fail(f"The config cannot be resolved: {str(error).splitlines()[0]}.")
     except Exception as error:
-        if (mistake := user_error(error)) is None:
+        if (sentence := mistake(error)) is None:
             raise
-        fail(str(mistake))
+        fail(sentence)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,9 @@ def _draw_images(axes: "Axes", data: NodeData, shown: list[int]) -> None:
             axes.text(column + 0.5, row + 0.21, _short(names[label]), size=6.5, ha="center", parse_math=False)
     axes.set(xlim=(0, IMAGES_PER_NODE), ylim=(len(shown), 0), aspect=0.9 / 0.7 * height / width)
     axes.set_xticks([])
-    axes.set_yticks([row + 0.6 for row in range(len(shown))], [_described(data, node) for node in shown], size=8)
+    axes.set_yticks(
+        [row + 0.6 for row in range(len(shown))], [_described(data, node) for node in shown], size=8, parse_math=False
+    )
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     everyone = len(shown) == len(split.indices)
@@ -141,7 +143,8 @@ def _described(data: NodeData, node: int) -> str:
     lines = [f"node {node}", f"{len(data.train.indices[node]):,} samples"]
     if data.users:
         users = data.users[node]
-        lines.append(_short(users[0], 16) if len(users) == 1 else f"{len(users)} users")
+        name = users[0].encode("ascii", "replace").decode()  # fonts lack most other characters
+        lines.append(_short(name, 16) if len(users) == 1 else f"{len(users)} users")
     return "\n".join(lines)
 
 

@@ -17,8 +17,8 @@ class RunRecord(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if (folder := run_folder(trainer)) is None:
             return
-        nodes = trainer.datamodule.nodes
-        record = environment() | {"data": nodes.source, "data_fingerprint": nodes.fingerprint()}
+        data = trainer.datamodule
+        record = environment() | {"data": data.nodes.source, "data_fingerprint": data.fingerprint}
         (folder / "environment.json").write_text(json.dumps(record, indent=2) + "\n")
         for logger in trainer.loggers[1:]:
             logger.log_hyperparams({"environment": record})

@@ -80,6 +80,19 @@ def refuse_other_network(saved: dict[str, Any], here: dict[str, Any]) -> None:
         )
 
 
+def refuse_other_data(saved: dict[str, Any], here: dict[str, Any]) -> None:
+    """Raises UserError if this run's data is not the checkpoint's: nodes might be measured on what they trained on."""
+    if saved["seed"] != here["seed"]:
+        raise UserError(
+            f"The checkpoint was made with seed {saved['seed']}, but seed_everything is {here['seed']}; use the same."
+        )
+    if saved["data"] != here["data"]:
+        raise UserError(
+            "The checkpoint was made on other data, or on data dealt otherwise, so that held-out samples may have been "
+            f"trained on (fingerprint {saved['data']}, here {here['data']}); use the data section of its run."
+        )
+
+
 def refuse_other_run(saved: dict[str, Any], here: dict[str, Any], allow_other_total: bool) -> None:
     """Raises UserError if a run that is resumed is not the run of the checkpoint: it would be neither of the two."""
     if saved["inside_round"]:
@@ -89,9 +102,10 @@ def refuse_other_run(saved: dict[str, Any], here: dict[str, Any], allow_other_to
             f"The checkpoint belongs to a run of {saved['total']} rounds, but trainer.max_epochs is {here['total']}, "
             "and thresholds depend on it; use the same, or set model.allow_other_total to true."
         )
-    if saved["seed"] != here["seed"]:
+    if saved["optimizer"] != here["optimizer"]:
         raise UserError(
-            f"The checkpoint was made with seed {saved['seed']}, but seed_everything is {here['seed']}; use the same."
+            f"The checkpoint was made with the optimizer {saved['optimizer']}, but this run has {here['optimizer']}; "
+            "use the same."
         )
     for key, name in (("neighbours", "topology"), ("byzantine", "attack")):
         if not torch.equal(saved[key], here[key]):

@@ -36,6 +36,10 @@ def check_trainer(trainer: Any) -> None:
     _require(
         interval == 1.0 and isinstance(interval, float), "val_check_interval", interval, f"{whole}; leave it at 1.0"
     )
+    every = trainer.check_val_every_n_epoch
+    _require(every is None or every >= 1, "check_val_every_n_epoch", every, "it counts rounds; set it to at least 1")
+    limit = trainer.limit_train_batches
+    _require(limit != 0, "limit_train_batches", limit, "a round without a local step is no round; set it above 0")
     batches = trainer.accumulate_grad_batches
     _require(batches == 1, "accumulate_grad_batches", batches, "a batch is one local step of every node; leave it at 1")
     clip = trainer.gradient_clip_val

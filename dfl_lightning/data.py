@@ -1,7 +1,7 @@
 """What the engine asks of a source of data: images that stay uint8 in memory, and which rows belong to which node."""
 
 import hashlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -147,7 +147,7 @@ class NodeLoader:
         return NodeBatch(nodes, sizes, self.split.images[rows], self.split.labels[rows])
 
 
-class NodeDataModule(LightningDataModule):
+class NodeDataModule(LightningDataModule, ABC):
     """Base of every source of data. A subclass says ``num_classes`` and writes :meth:`load`.
 
     Args:
@@ -155,6 +155,10 @@ class NodeDataModule(LightningDataModule):
         local_epochs: passes over a node's data in one round.
         max_samples: a node keeps at most so many training samples, chosen by the seed (default: all).
         evaluate_union: also measure every node on the union of all test data (keys ``ter/union_mean`` ...).
+
+    Attributes:
+        nodes: the data, once it is set up.
+        fingerprint: of the data as it was dealt, once it is set up.
     """
 
     num_classes: int
@@ -169,6 +173,7 @@ class NodeDataModule(LightningDataModule):
         self.batch_size, self.local_epochs, self.max_samples = batch_size, local_epochs, max_samples
         self.evaluate_union = evaluate_union
         self.nodes: NodeData | None = None
+        self.fingerprint = ""
 
     @abstractmethod
     def load(self, num_nodes: int, seed: int) -> NodeData:
@@ -193,6 +198,7 @@ class NodeDataModule(LightningDataModule):
             if self.max_samples is not None and len(rows) > self.max_samples:
                 chosen = torch.randperm(len(rows), generator=generator(global_seed(), "max_samples", node))
                 train.indices[node] = rows[chosen[: self.max_samples].sort().values]
+        self.fingerprint = self.nodes.fingerprint()
 
     def train_dataloader(self) -> NodeLoader:
         assert self.nodes is not None

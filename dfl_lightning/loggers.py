@@ -8,6 +8,8 @@ from urllib.parse import urlparse
 
 from lightning.pytorch.loggers import CSVLogger, Logger
 
+from dfl_lightning.errors import UserError
+
 log = logging.getLogger(__name__)
 
 
@@ -22,9 +24,13 @@ def default_loggers(name: str, root: str = "runs") -> list[Logger]:
         root: the folder of all runs.
     """
     csv = CSVLogger(root, name)
-    mode = os.environ.get("WANDB_MODE")
-    if mode in ("disabled", "dryrun"):
+    mode = os.environ.get("WANDB_MODE") or None
+    if mode == "disabled":
         return [csv]
+    if mode not in (None, "online", "offline"):
+        raise UserError(f"WANDB_MODE is {mode}, but it must be online, offline or disabled; change or unset it.")
+    if mode == "online" and not _has_api_key():
+        raise UserError("WANDB_MODE is online, but W&B has no API key here; run `wandb login`, or unset it.")
     from lightning.pytorch.loggers import WandbLogger
     from wandb import Settings
 

@@ -1,5 +1,6 @@
 """The LightningModule that holds all nodes: local training, the round, and evaluation per node."""
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from dfl_lightning.checkpoint import AtomicCheckpointIO, describe_network, refuse_other_network, refuse_other_run
+from dfl_lightning.checkpoint import (
+    AtomicCheckpointIO,
+    describe_network,
+    refuse_other_data,
+    refuse_other_network,
+    refuse_other_run,
+)
 from dfl_lightning.checks import check_trainer
 from dfl_lightning.data import NodeBatch, NodeLoader
 from dfl_lightning.errors import UserError
@@ -147,19 +154,28 @@ class DFLModule(LightningModule):
             raise UserError(
                 f"The network {name} does not take images of shape {shape}: {reason}; choose another model.network."
             ) from error
-        if logits.shape[1:] != (data.num_classes,):
+        outputs = list(logits.shape[1:]) if isinstance(logits, Tensor) else type(logits).__name__
+        if outputs != [data.num_classes]:
             raise UserError(
-                f"The network {name} gives outputs of shape {list(logits.shape[1:])}, but the data has "
+                f"The network {name} gives outputs of shape {outputs}, but the data has "
                 f"{data.num_classes} classes; set its num_classes to {data.num_classes}."
             )
 
     def configure_optimizers(self) -> NodeOptimizer:
-        parameters = list(self.replicas.load(0).parameters())
-        if self.make_optimizer is not None:
+        return NodeOptimizer(self._make_stock_optimizer(self.replicas.load(0).parameters()), self.topology.num_nodes)
+
+    def _make_stock_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        if self.make_optimizer is None:
+            return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        try:
             stock = self.make_optimizer(parameters)
-        else:
-            stock = torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        return NodeOptimizer(stock, self.topology.num_nodes)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise UserError(f"model.optimizer cannot be made: {error}; change its init_args.") from error
+        if inspect.signature(type(stock).step).parameters["closure"].default is inspect.Parameter.empty:
+            raise UserError(
+                f"model.optimizer is {type(stock).__name__}, whose steps evaluate the loss again; use one whose do not."
+            )
+        return stock
 
     # Local training
 
@@ -178,11 +194,24 @@ class DFLModule(LightningModule):
         with torch.enable_grad():
             for node, images, labels in batch.per_node():
                 network = self.replicas.load(node)
-                cross_entropy(network(images.to(self.replicas.rows.dtype)), labels).backward()
+                logits = self._forward_training(network, images.to(self.replicas.rows.dtype), node)
+                cross_entropy(logits, labels).backward()
                 if self.clip_norm is not None:
                     nn.utils.clip_grad_norm_(network.parameters(), self.clip_norm)
                 optimizer.step_node(node)
                 network.zero_grad(set_to_none=True)
+
+    @staticmethod
+    def _forward_training(network: nn.Module, images: Tensor, node: int) -> Tensor:
+        try:
+            return network(images)
+        except ValueError as error:
+            if len(images) == 1 and "more than 1 value per channel" in str(error):
+                raise UserError(
+                    f"Node {node} has a mini-batch of one sample, which BatchNorm cannot train on; choose a "
+                    "data.batch_size or data.max_samples that leaves none over."
+                ) from error
+            raise
 
     # The round
 
@@ -238,6 +267,8 @@ class DFLModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self._clock = time.perf_counter()
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            self._record = {}  # what is measured outside a run does not change its last round
         self.own_data.reset()
         self.union_data.reset()
 
@@ -322,6 +353,8 @@ class DFLModule(LightningModule):
             "byzantine": self.byzantine,
             "layout": self.replicas.layout.describe(),
             "network": describe_network(self.make_network),
+            "optimizer": type(self._make_stock_optimizer([nn.Parameter(torch.zeros(1))])).__name__,
+            "data": self._data.fingerprint,
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -330,6 +363,7 @@ class DFLModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved, here = checkpoint["dfl_lightning"], self._identity()
         refuse_other_network(saved, here)
+        refuse_other_data(saved, here)
         if self.trainer.state.fn == TrainerFn.FITTING:
             refuse_other_run(saved, here, self.allow_other_total)
             self.history = list(saved["history"])

@@ -2,11 +2,15 @@
 
 import difflib
 import inspect
+import os
 import re
 import sys
+import traceback
 from typing import Any, NoReturn
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
+from omegaconf.errors import OmegaConfBaseException
 
 from dfl_lightning.errors import UserError
 
@@ -15,12 +19,16 @@ NO_SUCH_SETTING = re.compile(
     r"|Group '(?P<group>[\w.]+)' does not accept option '(?P<b>[\w.]+)'"
     r"|unrecognized arguments: (?P<c>\S+)"
 )
-NO_SUCH_CLASS = re.compile(r'Parser key "(?P<key>[\w.]+)":.*Expected a dot import path string: (?P<name>\S+)', re.S)
+CLASS_NAME = re.compile(r"(?:dot import path string|Given value|Got value): (?P<name>\S[^\n]*)")
+WHY_NO_CLASS = re.compile(
+    r"No module named [^\n]*|has no attribute [^\n]*|is abstract|subclass of [^\n]*|returns [^\n]*"
+)
 WRONG_VALUE = re.compile(
     r'Parser key "(?P<key>[\w.]+)":\s+(?:Expected an? (?P<kind>.+?)\. Got value: (?P<a>.*)'
     r"|Does not validate.*?Subtypes: (?P<kinds>.*?)\n.*Given value: (?P<b>.*))",
     re.S,
 )
+LIGHTNINGS_OWN = (RuntimeError, TypeError, ValueError)  # raised by Lightning's code itself, these are about its options
 
 
 class OneSentenceParser(LightningArgumentParser):
@@ -46,11 +54,17 @@ class OneSentenceParser(LightningArgumentParser):
             name = (found["a"] or found["b"] or found["c"]).lstrip("-").split("=")[0]
             name = f"{found['group']}.{name}" if found["group"] else name.removesuffix(".class_path")
             return f"There is no setting {name}.{nearest(name, self._settings())}"
-        if (found := NO_SUCH_CLASS.search(message)) and (classes := self.choices.get(found["key"])):
-            names = [choice.__name__ for choice in classes]
+        if "Unexpected config" in message:
             return (
-                f"{found['key']} is {found['name']}, but it must be one of {', '.join(names)} "
-                f"or the class path of an own one.{nearest(found['name'], names)}"
+                f"A config must be a mapping of sections, but one is: {message.partition(':')[2].strip() or 'empty'}."
+            )
+        key = re.search(r'Parser key "([\w.]+)":', message)
+        if key and (classes := self.choices.get(key[1])) and (found := CLASS_NAME.search(message)):
+            names = [choice.__name__ for choice in classes]
+            why = WHY_NO_CLASS.search(message)
+            return (
+                f"{key[1]} is {found['name']}, but it must be one of {', '.join(names)} or the class path of an own one"
+                f"{f' ({why[0]})' if why else ''}.{nearest(found['name'], names)}"
             )
         if found := WRONG_VALUE.search(message):
             value = (found["a"] or found["b"] or "").strip().split("\n")[0]
@@ -86,8 +100,10 @@ def _kind(types: str) -> str:
     >>> _kind("[<class 'int'>, <class 'NoneType'>]"), _kind("typing.Literal['each', 'none']")
     ('int or null', 'each or none')
     """
-    types = re.sub(r"typing\.Literal|<class '(?:[\w.]*\.)?(?=\w+'>)|[][>']", "", types).replace("NoneType", "null")
-    return " or ".join(part.strip() for part in types.split(","))
+    types = re.sub(r"typing\.(?:Literal)?|<class '(?:[\w.]*\.)?(?=\w+'>)|[']|(?<=')>", "", types).replace(
+        "NoneType", "null"
+    )
+    return " or ".join(part.strip(" []>") for part in types.split(","))
 
 
 def fail(message: str) -> NoReturn:
@@ -96,8 +112,22 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def user_error(error: BaseException | None) -> UserError | None:
-    """The mistake of the user that an exception stems from, if any; the parser wraps those of constructors."""
-    while error is not None and not isinstance(error, UserError):
-        error = error.__cause__ or error.__context__
-    return error
+def mistake(error: Exception) -> str | None:
+    """What a person did wrong, if an exception stems from that: in one sentence, or None if it is the program's fault.
+
+    The parser wraps what constructors raise, and Lightning refuses options by exceptions of many kinds.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UserError):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, OmegaConfBaseException):
+        return f"The config cannot be resolved: {str(error).splitlines()[0]}."
+    if isinstance(error, UnicodeDecodeError):
+        return f"A file that should be text is not: {error}."
+    frames = traceback.extract_tb(error.__traceback__)
+    by_lightning = bool(frames) and f"{os.sep}lightning{os.sep}" in frames[-1].filename
+    if isinstance(error, OSError | MisconfigurationException) or (by_lightning and isinstance(error, LIGHTNINGS_OWN)):
+        return str(error)
+    return None

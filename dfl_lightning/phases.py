@@ -1,7 +1,7 @@
 """What a callback may do in a round: the bases of attacks, of aggregators and of anything else that watches."""
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -43,7 +43,7 @@ def share(fraction: float, count: int) -> int:
     return math.ceil(fraction * count - 1e-9)
 
 
-class Attack(RoundCallback):
+class Attack(RoundCallback, ABC):
     """Base of attacks: who is Byzantine, and what they send instead of their models.
 
     Byzantine nodes train and aggregate like everyone; an attack changes only what they send.
@@ -91,7 +91,7 @@ class Attack(RoundCallback):
         """Forges messages by ``round.forge``; called when there is a Byzantine node."""
 
 
-class Aggregator(RoundCallback):
+class Aggregator(RoundCallback, ABC):
     """Base of aggregation rules: how every node makes its next model of its own and its neighbours'.
 
     A subclass writes :meth:`aggregate`. The rule also works without a Trainer, on any matrix of vectors:
@@ -117,7 +117,11 @@ class Aggregator(RoundCallback):
         """Counts what moves, changes the models by the round's verbs, returns whom each node accepted, bool [N, N]."""
 
     def on_aggregate(self, round: Round) -> None:
-        round.accepted = self.aggregate(round)
+        accepted = self.aggregate(round)
+        if not isinstance(accepted, Tensor) or accepted.dtype != torch.bool or accepted.shape != round.neighbours.shape:
+            n = round.num_nodes
+            raise TypeError(f"{type(self).__name__}.aggregate must return whom each node accepted, bool [{n}, {n}].")
+        round.accepted = accepted
 
     def __call__(
         self, models: Tensor, neighbours: Tensor | None = None, index: int = 0, total: int = 1, seed: int = 0

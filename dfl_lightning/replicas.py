@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dfl_lightning.errors import UserError
 from dfl_lightning.seeding import derive_seed
@@ -38,6 +39,12 @@ class Layout:
     """
 
     def __init__(self, network: nn.Module) -> None:
+        if any(is_lazy(tensor) for tensor in (*network.parameters(), *network.buffers())):
+            raise UserError(f"The network {type(network).__name__} is lazy; give its layers their input sizes.")
+        if not any(parameter.requires_grad for parameter in network.parameters()):
+            raise UserError(
+                f"The network {type(network).__name__} has no parameter to train; choose another model.network."
+            )
         self.parameters = self._slots(network.named_parameters(), 0)
         self.num_parameters = self.parameters[-1].stop if self.parameters else 0
         floating = [(name, buffer) for name, buffer in network.named_buffers() if buffer.is_floating_point()]
@@ -45,10 +52,10 @@ class Layout:
         self.width = self.buffers[-1].stop if self.buffers else self.num_parameters
         self.counters = [name for name, buffer in network.named_buffers() if not buffer.is_floating_point()]
         kinds = {tensor.dtype for tensor in network.parameters()} | {buffer.dtype for _, buffer in floating}
-        if not self.parameters or len(kinds) > 1:
+        if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
             raise UserError(
-                f"The network {type(network).__name__} has parameters of types {sorted(map(str, kinds))}, but a "
-                "replica needs parameters, all of one floating-point type; convert the network to one type."
+                f"The network {type(network).__name__} has tensors of types {sorted(map(str, kinds))}, but a replica's "
+                "are all float32 or all float64; convert the network."
             )
 
     @staticmethod

@@ -25,4 +25,5 @@ def generator(*parts: object) -> torch.Generator:
 
 def global_seed() -> int:
     """The run's seed: what Lightning's ``seed_everything`` was given last, 0 if it was never called."""
-    return int(os.environ.get("PL_GLOBAL_SEED", "0"))
+    seed = os.environ.get("PL_GLOBAL_SEED", "0")
+    return int(seed) if seed.isdigit() else 0

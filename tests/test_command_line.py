@@ -38,6 +38,14 @@ def command(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.parametrize("mode", ["nonsense", "online"])
+def test_a_wandb_mode_that_cannot_work_is_refused(mode, command, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert f"WANDB_MODE is {mode}" in refused(command, QUICKSTART)
+
+
 def refused(command, *arguments):
     """The one line that a refused command prints."""
     status, out, err = command(*arguments)
@@ -108,6 +116,16 @@ def test_evaluate_measures_without_training_or_leaving_anything(command, tmp_pat
     assert measured == re.search(r"TER, mean over honest nodes\W+(\d\.\d{3})", trained)[1]
 
 
+@pytest.mark.parametrize("change", ["--seed_everything=2", "--data.test_share=0.5", "--data.beta=9"])
+def test_nodes_are_never_measured_on_what_they_may_have_trained_on(change, command, tmp_path):
+    command(QUICKSTART, *SHORT)
+    last = tmp_path / "runs/quickstart/version_0/checkpoints/last.ckpt"
+    for option in ("--evaluate", "--ckpt_path"):
+        status, _, err = command(QUICKSTART, *SHORT, change, option, last)
+        assert status == 2
+        assert "The checkpoint was made" in err.splitlines()[-1]
+
+
 def test_overrides_by_name_and_null_sections(command):
     status, out, err = command(QUICKSTART, *SHORT, "--attack=null", "--aggregator=BALANCE", "--aggregator.gamma=1.5")
     assert status == 0, err
@@ -168,7 +186,28 @@ BAD = {
     "gradient_clip_val": (["--trainer.gradient_clip_val=1"], "model.clip_norm"),
     "16-true": (["--trainer.precision=16-true"], "trainer.precision is 16-true"),
     "too many nodes": (["--topology.num_nodes=3000"], "3000 nodes"),
-    "no checkpoint": (["--ckpt_path=nowhere.ckpt"], "no checkpoint nowhere.ckpt"),
+    "no checkpoint": (["--ckpt_path=nowhere.ckpt"], "ckpt_path is nowhere.ckpt"),
+    "an empty checkpoint": (["--evaluate="], "evaluate is empty"),
+    "two checkpoints": (["--evaluate=train.log", "--ckpt_path=train.log"], "evaluate and ckpt_path are both given"),
+    "an abstract rule": (["--aggregator=dfl_lightning.Aggregator"], "aggregator is dfl_lightning.Aggregator"),
+    "a rule that is none": (["--aggregator=os.system"], "aggregator is os.system"),
+    "a module that is none": (["--attack=no.Such"], "No module named 'no'"),
+    "a foreign datamodule": (["--data=lightning.LightningDataModule"], "data is lightning.LightningDataModule"),
+    "a seed out of range": (["--seed_everything=-1"], "seed_everything is -1"),
+    "a hash seed out of range": (["--aggregator.hash_seed=-1"], "aggregator.hash_seed is -1"),
+    "a sketch out of range": (["--aggregator.sketch_size=9999999999"], "aggregator.sketch_size is 9999999999"),
+    "no devices": (["--trainer.devices=0"], "devices"),
+    "an unknown strategy": (["--trainer.strategy=nonsense"], "nonsense"),
+    "a learning rate for nothing": (
+        ["--model.optimizer=Adam", "--model.momentum=0", "--model.optimizer.lr=-1"],
+        "Adam",
+    ),
+    "an optimizer that needs closures": (["--model.optimizer=torch.optim.LBFGS", "--model.momentum=0"], "LBFGS"),
+    "a config that is a list": (["--config=list.yaml"], "A config must be a mapping of sections"),
+    "a config that is no text": (["--config=binary.yaml"], "should be text"),
+    "no validation ever": (["--trainer.check_val_every_n_epoch=0"], "trainer.check_val_every_n_epoch is 0"),
+    "no training": (["--trainer.limit_train_batches=0"], "trainer.limit_train_batches is 0"),
+    "a file in place of the run's folder": (["--name=train.log/run"], "train.log"),
     "a network for other classes": (["--model.network.num_classes=7"], "the data has 10 classes"),
     "a network for other images": (["--model.network=CelebACNN"], "images of shape [1, 8, 8]"),
     "an interpolation of nothing": (["--model.lr=${nothing}"], "nothing"),
@@ -177,7 +216,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_ends_in_one_sentence(case, command):
+def test_bad_input_ends_in_one_sentence(case, command, tmp_path):
+    (tmp_path / "list.yaml").write_text("- a\n- b\n")
+    (tmp_path / "binary.yaml").write_bytes(b"\xb2\xff")
+    (tmp_path / "train.log").write_text("")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/train.log").write_text("")
     arguments, sentence = BAD[case]
     assert sentence in refused(command, QUICKSTART, *arguments)
 

@@ -294,6 +294,48 @@ def test_a_network_that_does_not_fit_the_data_is_refused(fit):
         fit(module=DFLModule(lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3)), Ring(4)))
 
 
+def frozen():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (frozen, "no parameter to train"),
+        (lambda: nn.Flatten(), "no parameter to train"),
+        (lambda: nn.LazyLinear(3), "lazy"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).half(), "float16"),
+    ],
+)
+def test_a_network_that_cannot_be_a_replica_is_refused(fit, make, named):
+    with pytest.raises(UserError, match=named):
+        fit(module=DFLModule(make, Ring(4)))
+
+
+def test_a_mini_batch_of_one_sample_under_batchnorm_is_refused_by_node(fit, tiny_net, blobs):
+    with pytest.raises(UserError, match="Node 0 has a mini-batch of one sample"):
+        fit(module=DFLModule(partial(tiny_net, norm=True), Ring(4)), data=blobs(batch_size=9))
+
+
+def test_a_rule_that_does_not_say_whom_it_accepted_is_refused():
+    class Silent(DFedAvg):
+        def aggregate(self, round):
+            super().aggregate(round)
+
+    with pytest.raises(TypeError, match=r"Silent\.aggregate must return .* bool \[3, 3\]"):
+        Silent()(torch.zeros(3, 2))
+
+
+def test_measuring_after_a_run_does_not_change_its_history(fit, blobs):
+    data = blobs(batch_size=8)
+    module = fit(data=data)
+    last = dict(module.history[-1])
+    module.replicas.rows.zero_()
+    module.trainer.validate(module, data, verbose=False)
+    assert module.history[-1] == last
+    assert module.table["ter"] != [last["ter/mean"]] * 4
+
+
 def test_a_single_node_trains_alone(fit):
     module = fit(BALANCE(), module=DFLModule(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), Ring(1), lr=0.1))
     assert module.history[-1]["traffic/parameters"] == 0

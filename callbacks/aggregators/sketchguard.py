@@ -43,8 +43,10 @@ class SketchGuard(ThresholdRule):
         hash_seed: int = 42,
     ) -> None:
         super().__init__(gamma, kappa, alpha, fallback)
-        if sketch_size < 1:
-            raise UserError(f"aggregator.sketch_size is {sketch_size}, but a sketch has at least 1 number.")
+        if not 1 <= sketch_size < 2**30:
+            raise UserError(f"aggregator.sketch_size is {sketch_size}, but a sketch has from 1 to 2^30 - 1 numbers.")
+        if not 0 <= hash_seed < 2**63:
+            raise UserError(f"aggregator.hash_seed is {hash_seed}, but a seed is from 0 to 2^63 - 1.")
         self.sketch_size, self.verification, self.hash_seed = sketch_size, verification, hash_seed
         self.sketch: CountSketch | None = None
 
