@@ -30,6 +30,7 @@ from dfl_lightning import (
     Topology,
     UserError,
 )
+from dfl_lightning.checks import check_trainer
 from dfl_lightning.loggers import default_loggers
 from dfl_lightning.parsing import OneSentenceParser, fail, mistake
 from dfl_lightning.report import node_table, run_folder, summary_table
@@ -112,6 +113,8 @@ class CLI(LightningCLI):
         if not self.config_init["trainer"]:
             raise UserError("The section trainer is null; leave it out to keep its defaults.")
         options = dict(self.config_init["trainer"])
+        if options["max_epochs"] is None:
+            raise UserError("trainer.max_epochs is null, but thresholds need to know the number of rounds; set it.")
         acting = [self.config_init[key] for key in ("attack", "aggregator") if self.config_init[key] is not None]
         observers = [RoundProgress()] if options["enable_progress_bar"] is not False else []
         if self.config.evaluate is not None:
@@ -147,6 +150,7 @@ def run(cli: CLI) -> None:
     from rich.console import Console
 
     console = Console()
+    check_trainer(cli.trainer)  # the module does this too, but only once Lightning has started processes
     for option in ("evaluate", "ckpt_path"):
         if (path := cli.config[option]) is not None and not Path(path).is_file():
             raise UserError(
@@ -177,6 +181,7 @@ def main() -> None:
     for noisy in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
+    sys.path.append(str(Path.cwd()))  # own classes are found in the folder that one works in
     files, others = split_configs(sys.argv[1:])
     sys.argv[1:] = [f"--config={file}" for file in files] + others  # a config after an override would undo it
     try:

@@ -63,15 +63,15 @@ def hold_out(samples: UserSplit, seed: int) -> UserData:
 
 
 def drop_copies(data: UserData) -> UserData:
-    """Leaves training images out that are copies of a held-out image of the same user.
+    """Leaves training images out that are copies of a held-out image of any user.
 
     LEAF's FEMNIST holds some images twice, and its split may put one copy on either side. The held-out images stay as
     they are published. A user who would have nothing left to train on is left alone: such data is made up.
     """
     train = dict(data.train.rows)
+    held_out = {data.test.images[row].tobytes() for rows in data.test.rows.values() for row in rows}
     copies = 0
-    for user in train.keys() & data.test.rows.keys():
-        held_out = {data.test.images[row].tobytes() for row in data.test.rows[user]}
+    for user in train:
         kept = [row for row in train[user] if data.train.images[row].tobytes() not in held_out]
         if kept:
             copies += len(train[user]) - len(kept)

@@ -3,6 +3,7 @@
 import functools
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,20 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import nn
 
 from dfl_lightning.errors import UserError
+
+KEYS = {
+    "total",
+    "seed",
+    "num_nodes",
+    "neighbours",
+    "byzantine",
+    "layout",
+    "network",
+    "optimizer",
+    "aggregator",
+    "attack",
+}
+KEYS |= {"data", "history", "inside_round"}
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -32,6 +47,10 @@ class AtomicCheckpointIO(CheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)
+        except (OSError, RuntimeError) as error:  # torch's writer tells of a full disk by a RuntimeError
+            raise UserError(
+                f"The checkpoint {target} could not be written ({error}); make room and resume from the one before."
+            ) from error
         finally:
             partial.unlink(missing_ok=True)
         folder = os.open(target.parent, os.O_RDONLY)
@@ -59,8 +78,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
         raise UserError(f"The file {path} is damaged or no checkpoint; give one that this framework wrote.") from error
-    if not isinstance(checkpoint, dict) or "dfl_lightning" not in checkpoint:
+    own = checkpoint.get("dfl_lightning") if isinstance(checkpoint, dict) else None
+    if not isinstance(own, dict):
         raise UserError(f"The file {path} is a checkpoint of something else; give one that this framework wrote.")
+    if missing := sorted(KEYS - own.keys()):
+        raise UserError(f"The checkpoint {path} lacks {', '.join(missing)}; give one that this version wrote whole.")
     return checkpoint
 
 
@@ -81,7 +103,10 @@ def refuse_other_network(saved: dict[str, Any], here: dict[str, Any]) -> None:
 
 
 def refuse_other_data(saved: dict[str, Any], here: dict[str, Any]) -> None:
-    """Raises UserError if this run's data is not the checkpoint's: nodes might be measured on what they trained on."""
+    """Raises UserError if this run's data or honest nodes are not the checkpoint's.
+
+    Nodes might be measured on what they trained on, or Byzantine ones among the honest.
+    """
     if saved["seed"] != here["seed"]:
         raise UserError(
             f"The checkpoint was made with seed {saved['seed']}, but seed_everything is {here['seed']}; use the same."
@@ -90,6 +115,12 @@ def refuse_other_data(saved: dict[str, Any], here: dict[str, Any]) -> None:
         raise UserError(
             "The checkpoint was made on other data, or on data dealt otherwise, so that held-out samples may have been "
             f"trained on (fingerprint {saved['data']}, here {here['data']}); use the data section of its run."
+        )
+    if not torch.equal(saved["byzantine"], here["byzantine"]):
+        there, mine = (found["byzantine"].nonzero()[:, 0].tolist() for found in (saved, here))
+        raise UserError(
+            f"The checkpoint was made with the Byzantine nodes {there}, but here they are {mine}; use the attack "
+            "section of its run."
         )
 
 
@@ -102,16 +133,14 @@ def refuse_other_run(saved: dict[str, Any], here: dict[str, Any], allow_other_to
             f"The checkpoint belongs to a run of {saved['total']} rounds, but trainer.max_epochs is {here['total']}, "
             "and thresholds depend on it; use the same, or set model.allow_other_total to true."
         )
-    if saved["optimizer"] != here["optimizer"]:
-        raise UserError(
-            f"The checkpoint was made with the optimizer {saved['optimizer']}, but this run has {here['optimizer']}; "
-            "use the same."
-        )
-    for key, name in (("neighbours", "topology"), ("byzantine", "attack")):
-        if not torch.equal(saved[key], here[key]):
+    for key in ("optimizer", "aggregator", "attack"):
+        if saved[key] != here[key]:
             raise UserError(
-                f"The checkpoint was made with another {name} ({key} differ); resume with the settings of its run."
+                f"The checkpoint was made with the {key} {saved[key]}, but this run has {here[key]}; resume with the "
+                "settings of its run."
             )
+    if not torch.equal(saved["neighbours"], here["neighbours"]):
+        raise UserError("The checkpoint was made with another topology; resume with the settings of its run.")
 
 
 def describe_network(make_network: Callable[[], nn.Module]) -> dict[str, Any] | None:
@@ -143,19 +172,21 @@ def load_node(checkpoint: str | Path, node: int, network: Callable[[], nn.Module
     if not 0 <= node < saved["num_nodes"]:
         raise UserError(f"The checkpoint has no node {node}; its nodes are 0 to {saved['num_nodes'] - 1}.")
     model = (network or _named_network(saved["network"]))()
-    state, row = {}, content["state_dict"]["replicas.rows"][node]
+    row = content["state_dict"]["replicas.rows"][node]
+    tensors: dict[str, Any] = dict(model.named_parameters()) | dict(model.named_buffers())
     start = 0
-    for name, shape in saved["layout"].items():
-        size = torch.Size(shape).numel()
-        state[name] = row[start : start + size].view(shape)
-        start += size
-    state |= {name: values[node] for name, values in content["state_dict"]["replicas._extra_state"].items()}
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(
-            f"{type(model).__name__} is not the network of this checkpoint: {str(error).splitlines()[-1].strip()}"
-        ) from error
+    with torch.no_grad():
+        for name, shape in saved["layout"].items():
+            if name not in tensors or list(tensors[name].shape) != shape:
+                raise UserError(
+                    f"{type(model).__name__} is not the network of this checkpoint: {name} has shape {shape} there; "
+                    "give load_node the network that it was made with."
+                )
+            stop = start + tensors[name].numel()
+            tensors[name].copy_(row[start:stop].view(shape))
+            start = stop
+        for name, values in content["state_dict"]["replicas._extra_state"].items():
+            tensors[name].copy_(values[node])
     return model.eval()
 
 
@@ -163,12 +194,14 @@ def _named_network(described: dict[str, Any] | None) -> Callable[[], nn.Module]:
     if described is None:
         raise UserError("The checkpoint does not name its network's class; give load_node a function that builds it.")
     module, _, name = described["class_path"].rpartition(".")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    if module.partition(".")[0] == "dfl_lightning":  # nothing else is imported because a file says so
+        import_module(module)
+    found = getattr(sys.modules.get(module), name, None)
+    if found is None:
         raise UserError(
-            f"The network's class {described['class_path']} cannot be imported; give load_node a network to build."
-        ) from error
+            f"The checkpoint's network {described['class_path']} has not been imported; import it first, or give "
+            "load_node a function that builds it."
+        )
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise UserError(
             f"{described['class_path']} is no torch.nn.Module, so it cannot be the network of a checkpoint."

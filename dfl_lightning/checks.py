@@ -3,6 +3,7 @@
 from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from dfl_lightning.errors import UserError
 from dfl_lightning.phases import Aggregator, Attack
@@ -58,6 +59,8 @@ def check_trainer(trainer: Any) -> None:
         "nodes keep their own data; use data.max_samples",
     )
     _require(trainer.world_size == 1, "devices", trainer.world_size, "all replicas live in one process; set it to 1")
+    single = isinstance(trainer.strategy, SingleDeviceStrategy)
+    _require(single, "strategy", type(trainer.strategy).__name__, "all replicas live in one process; leave it at auto")
     for callback in trainer.callbacks:
         if isinstance(callback, ModelCheckpoint):
             for option in ("every_n_train_steps", "train_time_interval"):

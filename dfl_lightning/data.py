@@ -168,12 +168,13 @@ class NodeDataModule(LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         for name, value in (("batch_size", batch_size), ("local_epochs", local_epochs), ("max_samples", max_samples)):
-            if value is not None and value < 1:
+            if (value is None and name != "max_samples") or (value is not None and value < 1):
                 raise UserError(f"data.{name} is {value}, but it must be at least 1.")
         self.batch_size, self.local_epochs, self.max_samples = batch_size, local_epochs, max_samples
         self.evaluate_union = evaluate_union
         self.nodes: NodeData | None = None
         self.fingerprint = ""
+        self._loaded: tuple[int, int] | None = None
 
     @abstractmethod
     def load(self, num_nodes: int, seed: int) -> NodeData:
@@ -185,11 +186,16 @@ class NodeDataModule(LightningDataModule, ABC):
 
     def setup(self, stage: str | None = None) -> None:
         """Loads the data once, for the number of nodes that the topology of the trainer's module has."""
-        if self.nodes is not None:
-            return
         module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
-        self.nodes = self.load(module.topology.num_nodes, global_seed())
-        train = self.nodes.train
+        wanted = (module.topology.num_nodes, global_seed())
+        if self._loaded == wanted:
+            return
+        self.nodes, self._loaded = self.load(*wanted), wanted
+        train, test = self.nodes.train, self.nodes.test
+        if not len(train.indices) == len(test.indices) == wanted[0]:
+            raise ValueError(
+                f"{type(self).__name__}.load must deal its data to {wanted[0]} nodes, no more and no fewer."
+            )
         for node, rows in enumerate(train.indices):
             if not len(rows):
                 raise UserError(

@@ -78,20 +78,24 @@ class NodeMeasures(nn.Module):
             -1
         )  # of one node torchmetrics makes a scalar
 
+    @property
+    def measured(self) -> Tensor:
+        """bool [N]: nodes that have held-out samples."""
+        return self.ter.counts.cpu() > 0
+
     def reset(self) -> None:
         """Forgets everything."""
         self.ter.reset()
         self.loss.reset()
 
 
-def over_honest(values: Tensor, byzantine: Tensor) -> dict[str, float]:
-    """Mean, worst and spread (standard deviation) of values [N] over the honest nodes that have one.
+def over_honest(values: Tensor, chosen: Tensor) -> dict[str, float]:
+    """Mean, worst and spread (standard deviation) of values [N] over the chosen nodes: the honest and measured ones.
 
-    >>> over_honest(torch.tensor([0.1, 0.3, 0.9]), torch.tensor([False, False, True]))["mean"]
-    0.20000000298023224
+    >>> over_honest(torch.tensor([0.25, 0.75, 0.9]), torch.tensor([True, True, False]))
+    {'mean': 0.5, 'worst': 0.75, 'std': 0.25}
     """
-    honest = values.cpu()[~byzantine]
-    honest = honest[~honest.isnan()]
+    honest = values.cpu()[chosen]
     if not len(honest):
         return {}
     return {"mean": honest.mean().item(), "worst": honest.max().item(), "std": honest.std(unbiased=False).item()}

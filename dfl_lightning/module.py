@@ -22,13 +22,13 @@ from dfl_lightning.checkpoint import (
 )
 from dfl_lightning.checks import check_trainer
 from dfl_lightning.data import NodeBatch, NodeLoader
-from dfl_lightning.errors import UserError
+from dfl_lightning.errors import UserError, finite, one_of
 from dfl_lightning.metrics import NodeMeasures, over_honest
 from dfl_lightning.optimizer import NodeOptimizer
 from dfl_lightning.phases import Aggregator, Attack, RoundCallback
 from dfl_lightning.replicas import Init, Replicas
 from dfl_lightning.round import Round
-from dfl_lightning.seeding import global_seed
+from dfl_lightning.seeding import derive_seed, global_seed
 from dfl_lightning.topology import Topology, honest_components
 from dfl_lightning.traffic import received, screening, traffic
 
@@ -92,8 +92,10 @@ class DFLModule(LightningModule):
         self._round_open = False
 
     def _check_settings(self) -> None:
+        one_of("model.init", self.init, Init)
         for name, default in SGD_DEFAULTS.items():
             value = getattr(self, name)
+            finite(f"model.{name}", value)
             if not value >= 0 or (name == "lr" and value == 0):
                 raise UserError(f"model.{name} is {value}, but it must be {'above' if name == 'lr' else 'at least'} 0.")
             if self.make_optimizer is not None and value != default:
@@ -107,27 +109,24 @@ class DFLModule(LightningModule):
     # Building the network of nodes
 
     def configure_callbacks(self) -> list[Any]:
-        """The first hook of a run, before any data is read: refuses options that a round does not survive."""
+        """The first hook of a run, before any data is read: who is there, and options that a round does not survive."""
         check_trainer(self.trainer)
+        nodes, seed = self.topology.num_nodes, global_seed()
+        self.neighbours = self.topology.adjacency(seed)
+        attack = self._only(Attack)
+        self.byzantine = attack.choose(nodes, seed) if attack else torch.zeros(nodes, dtype=torch.bool)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            self.history = []
         self.trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return []
 
     def configure_model(self) -> None:
         if hasattr(self, "replicas"):
             return
-        seed, nodes = global_seed(), self.topology.num_nodes
-        self.neighbours = self.topology.adjacency(seed)
-        attack = self._only(Attack)
-        self.byzantine = attack.choose(nodes, seed) if attack else torch.zeros(nodes, dtype=torch.bool)
-        self.replicas = Replicas(self.make_network, nodes, self.init, seed)
+        nodes = self.topology.num_nodes
+        self.replicas = Replicas(self.make_network, nodes, self.init, global_seed())
         self.own_data, self.union_data = NodeMeasures(nodes), NodeMeasures(nodes)
         self._check_outputs()
-        parts = honest_components(self.neighbours, self.byzantine)
-        if len(parts) > 1:
-            log.warning(
-                "The honest nodes do not form one connected graph, as the papers' analyses assume; its parts are %s.",
-                "; ".join(str(part) for part in parts),
-            )
 
     @property
     def _callbacks(self) -> list[Any]:
@@ -157,8 +156,8 @@ class DFLModule(LightningModule):
         outputs = list(logits.shape[1:]) if isinstance(logits, Tensor) else type(logits).__name__
         if outputs != [data.num_classes]:
             raise UserError(
-                f"The network {name} gives outputs of shape {outputs}, but the data has "
-                f"{data.num_classes} classes; set its num_classes to {data.num_classes}."
+                f"The network {name} gives outputs of shape {outputs}, but the data has {data.num_classes} classes "
+                f"and it must give logits of shape [{data.num_classes}]; set its num_classes, or choose another."
             )
 
     def configure_optimizers(self) -> NodeOptimizer:
@@ -188,18 +187,20 @@ class DFLModule(LightningModule):
 
     def training_step(self, batch: NodeBatch, batch_idx: int) -> None:
         optimizer: Any = self.optimizers()
-        optimizer.step(lambda: self._local_steps(batch, optimizer.optimizer))
+        optimizer.step(lambda: self._local_steps(batch, batch_idx, optimizer.optimizer))
 
-    def _local_steps(self, batch: NodeBatch, optimizer: NodeOptimizer) -> None:
+    def _local_steps(self, batch: NodeBatch, step: int, optimizer: NodeOptimizer) -> None:
         with torch.enable_grad():
             for node, images, labels in batch.per_node():
                 network = self.replicas.load(node)
+                torch.manual_seed(derive_seed(global_seed(), "local step", self.current_epoch, step, node))  # dropout
                 logits = self._forward_training(network, images.to(self.replicas.rows.dtype), node)
                 cross_entropy(logits, labels).backward()
                 if self.clip_norm is not None:
                     nn.utils.clip_grad_norm_(network.parameters(), self.clip_norm)
                 optimizer.step_node(node)
                 network.zero_grad(set_to_none=True)
+                self.replicas.store()
 
     @staticmethod
     def _forward_training(network: nn.Module, images: Tensor, node: int) -> Tensor:
@@ -283,12 +284,16 @@ class DFLModule(LightningModule):
             return
         figures: dict[str, float] = {}
         ter, loss = self.own_data.compute()
-        figures |= {f"ter/{name}": value for name, value in over_honest(ter, self.byzantine).items()}
-        figures |= {f"loss/{n}": value for n, value in over_honest(loss, self.byzantine).items() if n == "mean"}
+        chosen = ~self.byzantine & self.own_data.measured
+        figures |= {f"ter/{name}": value for name, value in over_honest(ter, chosen).items()}
+        figures |= {f"loss/{name}": value for name, value in over_honest(loss, chosen).items() if name == "mean"}
         self.table = self._describe_nodes() | {"ter": ter.tolist(), "loss": loss.tolist()}
         if self._data.evaluate_union:
             union, _ = self.union_data.compute()
-            figures |= {f"ter/union_{name}": value for name, value in over_honest(union, self.byzantine).items()}
+            figures |= {
+                f"ter/union_{name}": value
+                for name, value in over_honest(union, ~self.byzantine & self.union_data.measured).items()
+            }
             self.table["ter_union"] = union.tolist()
         self.log_dict(figures, logger=False)
         self._record |= figures
@@ -327,6 +332,12 @@ class DFLModule(LightningModule):
 
     def on_fit_start(self) -> None:
         data = self._data
+        parts = honest_components(self.neighbours, self.byzantine)
+        if len(parts) > 1:
+            log.warning(
+                "The honest nodes do not form one connected graph, as the papers' analyses assume; its parts are %s.",
+                "; ".join(str(part) for part in parts),
+            )
         if data.nodes.warning:
             log.warning("%s", data.nodes.warning)
         log.info(
@@ -355,6 +366,8 @@ class DFLModule(LightningModule):
             "network": describe_network(self.make_network),
             "optimizer": type(self._make_stock_optimizer([nn.Parameter(torch.zeros(1))])).__name__,
             "data": self._data.fingerprint,
+            "aggregator": type(self._only(Aggregator)).__name__,
+            "attack": type(self._only(Attack)).__name__,
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -2,12 +2,13 @@
 
 import difflib
 import inspect
-import os
 import re
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
+import lightning
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 from omegaconf.errors import OmegaConfBaseException
@@ -68,8 +69,17 @@ class OneSentenceParser(LightningArgumentParser):
             )
         if found := WRONG_VALUE.search(message):
             value = (found["a"] or found["b"] or "").strip().split("\n")[0]
-            return f"{found['key']} is {value}, but it must be {_kind(found['kind'] or found['kinds'])}."
+            return f"{self._section(found['key'])} is {value}, but it must be {_kind(found['kind'] or found['kinds'])}."
         return re.sub(r'^Parser key "([\w.]+)":', r"\1:", message)
+
+    def _section(self, key: str) -> str:
+        """The whole name of a class's argument, where one section alone has an argument of that name."""
+        sections = [
+            section
+            for section, classes in self.choices.items()
+            if any(key in inspect.signature(found).parameters for found in classes)
+        ]
+        return f"{sections[0]}.{key}" if len(sections) == 1 else key
 
     def _settings(self) -> list[str]:
         """Every name that a setting may have: keys of the sections, and arguments of the classes that can be named."""
@@ -127,7 +137,7 @@ def mistake(error: Exception) -> str | None:
     if isinstance(error, UnicodeDecodeError):
         return f"A file that should be text is not: {error}."
     frames = traceback.extract_tb(error.__traceback__)
-    by_lightning = bool(frames) and f"{os.sep}lightning{os.sep}" in frames[-1].filename
+    by_lightning = bool(frames) and Path(frames[-1].filename).is_relative_to(Path(lightning.__file__).parent)
     if isinstance(error, OSError | MisconfigurationException) or (by_lightning and isinstance(error, LIGHTNINGS_OWN)):
         return str(error)
     return None

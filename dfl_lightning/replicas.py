@@ -109,7 +109,8 @@ class Replicas(nn.Module):
             source = network if node == 0 or init == "shared" else self._draw(make_network, seed, node)
             self._copy_in(source, self.rows[node])
         self._network = (network,)  # in a tuple, so that it is no submodule: its tensors are views of the rows
-        self._tensors = self._resolve(network)
+        self._parameters_of = [(network.get_parameter(slot.name), slot) for slot in self.layout.parameters]
+        self._shown: list[tuple[nn.Module, str, Tensor]] = []
 
     @staticmethod
     def _draw(make_network: Callable[[], nn.Module], seed: int, node: int) -> nn.Module:
@@ -121,10 +122,6 @@ class Replicas(nn.Module):
         tensors = dict(network.named_parameters()) | dict(network.named_buffers())
         for slot in self.layout.parameters + self.layout.buffers:
             row[slot.start : slot.stop] = tensors[slot.name].detach().reshape(-1)
-
-    def _resolve(self, network: nn.Module) -> list[tuple[Tensor, Slot]]:
-        tensors = dict(network.named_parameters()) | dict(network.named_buffers())
-        return [(tensors[slot.name], slot) for slot in self.layout.parameters + self.layout.buffers]
 
     @property
     def network(self) -> nn.Module:
@@ -139,14 +136,28 @@ class Replicas(nn.Module):
     def load(self, node: int) -> nn.Module:
         """The network, showing a node's model: what it learns from here on, it writes into that node's row."""
         row = self.rows[node]
-        for tensor, slot in self._tensors:
+        for tensor, slot in self._parameters_of:
             tensor.data = row[slot.start : slot.stop].view(slot.shape)
-        if self.layout.counters:
-            buffers = dict(self.network.named_buffers())
-            for name, values in self.counters.items():
-                buffers[name].data = values[node]
+        self._shown = []
+        for name, view in self._buffer_views(node):
+            owner, _, leaf = name.rpartition(".")
+            module = self.network.get_submodule(owner)
+            module._buffers[leaf] = view
+            self._shown.append((module, leaf, view))
         torch.clear_autocast_cache()  # it remembers casts by tensor, and these tensors have just become another node's
         return self.network.train(self.training) if self.network.training != self.training else self.network
+
+    def store(self) -> None:
+        """Takes back the buffers that the loaded network replaced by new tensors, where others change them in place."""
+        for module, leaf, view in self._shown:
+            if (current := module._buffers[leaf]) is not view and current is not None:
+                view.copy_(current)
+
+    def _buffer_views(self, node: int) -> Iterator[tuple[str, Tensor]]:
+        for slot in self.layout.buffers:
+            yield slot.name, self.rows[node, slot.start : slot.stop].view(slot.shape)
+        for name, values in self.counters.items():
+            yield name, values[node]
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Replicas":
         super()._apply(fn, recurse)
@@ -164,7 +175,6 @@ class Replicas(nn.Module):
 
     def named_views(self, node: int) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors of a node's model (views of its row, then its counters), as in a state dict."""
-        for slot in self.layout.parameters + self.layout.buffers:
+        for slot in self.layout.parameters:
             yield slot.name, self.rows[node, slot.start : slot.stop].view(slot.shape)
-        for name, values in self.counters.items():
-            yield name, values[node]
+        yield from self._buffer_views(node)

@@ -45,7 +45,7 @@ def environment() -> dict[str, Any]:
 
 def write_node_table(table: Mapping[str, list[Any]], path: Path) -> None:
     """Writes per-node figures as CSV, one row per node."""
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(table)
         writer.writerows(zip(*table.values()))

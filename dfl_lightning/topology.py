@@ -258,7 +258,7 @@ def _read_edges(path: str) -> "networkx.Graph":
 
     graph = nx.Graph()
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
     for number, line in enumerate(lines, start=1):

@@ -7,20 +7,20 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from lightning import seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import nn
 
 from callbacks.aggregators import SketchGuard
 from callbacks.attacks import Gaussian
 from dfl_lightning import AtomicCheckpointIO, DFLModule, FullyConnected, Ring, UserError, load_node
-from dfl_lightning.checkpoint import read_checkpoint
+from dfl_lightning.checkpoint import KEYS, read_checkpoint
 from dfl_lightning.networks import DigitsCNN
 
-ROOT = Path(__file__).parents[1]
+BARE = dict.fromkeys(KEYS)  # what a checkpoint must have to be taken for one
 
 
 class StopAfter(Callback):
@@ -88,7 +88,7 @@ from dfl_lightning import AtomicCheckpointIO
 number = 0
 while True:
     number += 1
-    state = {{"dfl_lightning": {{"number": number}}, "rows": torch.full((3_000_000,), float(number))}}
+    state = {{"dfl_lightning": {BARE!r} | {{"total": number}}, "rows": torch.full((3_000_000,), float(number))}}
     AtomicCheckpointIO().save_checkpoint(state, {str(tmp_path / "last.ckpt")!r})
     print(number, flush=True)
 """
@@ -99,15 +99,15 @@ while True:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     content = read_checkpoint(tmp_path / "last.ckpt")
-    assert content["rows"].eq(content["dfl_lightning"]["number"]).all()
+    assert content["rows"].eq(content["dfl_lightning"]["total"]).all()
 
 
 def test_a_failed_save_keeps_the_old_checkpoint_and_leaves_no_litter(tmp_path):
     path = tmp_path / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint({"dfl_lightning": 1}, path)
+    AtomicCheckpointIO().save_checkpoint({"dfl_lightning": BARE}, path)
     with pytest.raises((pickle.PicklingError, AttributeError)):
         AtomicCheckpointIO().save_checkpoint({"dfl_lightning": lambda: None}, path)
-    assert read_checkpoint(path) == {"dfl_lightning": 1}
+    assert read_checkpoint(path) == {"dfl_lightning": BARE}
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
@@ -155,12 +155,15 @@ def test_another_seed_topology_or_number_of_nodes_is_refused(world, fit, tiny_ne
         world("seed", ckpt_path=broken_off)
     seed_everything(1, verbose=False)
     make = partial(tiny_net, norm=True)
+    same = Gaussian(nodes=[1]), SketchGuard(sketch_size=10)
     with pytest.raises(UserError, match="another topology"):
-        fit(module=DFLModule(make, FullyConnected(4)), max_epochs=6, ckpt_path=broken_off)
+        fit(*same, module=DFLModule(make, FullyConnected(4), momentum=0.9), max_epochs=6, ckpt_path=broken_off)
     with pytest.raises(UserError, match="4 nodes, but the topology has 5"):
         fit(module=DFLModule(make, Ring(5)), max_epochs=6, ckpt_path=broken_off)
-    with pytest.raises(UserError, match="another attack"):
+    with pytest.raises(UserError, match=r"Byzantine nodes \[1\], but here they are \[\]"):
         fit(module=DFLModule(make, Ring(4)), max_epochs=6, ckpt_path=broken_off)
+    with pytest.raises(UserError, match="aggregator SketchGuard, but this run has NoneType"):
+        fit(Gaussian(nodes=[1]), module=DFLModule(make, Ring(4), momentum=0.9), max_epochs=6, ckpt_path=broken_off)
 
 
 def test_a_checkpoint_of_the_middle_of_a_round_is_refused(world, tmp_path):
@@ -184,6 +187,44 @@ def test_load_node_gives_the_ordinary_module_of_a_node(world, tiny_net, tmp_path
         assert torch.equal(model(images), module.replicas.load(node)(images))
         assert int(model.norm.num_batches_tracked) == int(module.replicas.counters["norm.num_batches_tracked"][node])
         assert all(parameter.is_leaf and parameter.requires_grad for parameter in model.parameters())
+
+
+class Odd(nn.Module):
+    """Tied weights, dropout, a buffer that is not saved, and one that is replaced instead of changed in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        self.second.weight = self.first.weight
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("place", torch.ones(16), persistent=False)
+        self.register_buffer("average", torch.zeros(16))
+
+    def forward(self, images):
+        features = images.flatten(1) * self.place
+        if self.training:
+            self.average = 0.9 * self.average + 0.1 * features.detach().mean(0)
+        return self.head(self.dropout(self.second(self.first(features - self.average).relu())))
+
+
+def test_odd_networks_keep_nodes_apart_resume_to_the_bit_and_open(world, tmp_path):
+    whole = world("whole", make=Odd)
+    averages = torch.stack([dict(whole.replicas.named_views(node))["average"] for node in range(4)])
+    assert (averages.std(0) > 0).any()
+    with pytest.raises(RuntimeError, match="power cut"):
+        world("broken", StopAfter(3), make=Odd)
+    torch.rand(7)
+    resumed = world("resumed", make=Odd, ckpt_path=tmp_path / "broken" / "last.ckpt")
+    assert torch.equal(resumed.replicas.rows, whole.replicas.rows)
+    images = torch.rand(5, 1, 4, 4)
+    whole.eval()
+    assert torch.equal(load_node(tmp_path / "whole/last.ckpt", 2, Odd)(images), whole.replicas.load(2)(images))
+
+
+def test_a_checkpoint_that_lacks_something_is_refused_by_name(tmp_path):
+    AtomicCheckpointIO().save_checkpoint({"dfl_lightning": {"total": 1}}, tmp_path / "last.ckpt")
+    with pytest.raises(UserError, match="lacks aggregator, attack, byzantine"):
+        read_checkpoint(tmp_path / "last.ckpt")
 
 
 def test_load_node_builds_the_class_that_the_checkpoint_names(fit, tmp_path, blobs):
@@ -212,8 +253,12 @@ def test_load_node_refuses_what_it_cannot_give(world, tmp_path, tiny_net):
     with pytest.raises(UserError, match="not the network"):
         load_node(path, 0, tiny_net)
     content = torch.load(path, weights_only=True)
-    for network, reason in ((None, "does not name"), ({"class_path": "no.Net", "init_args": {}}, "cannot be imported")):
+    for network, reason in (
+        (None, "does not name"),
+        ({"class_path": "this.Net", "init_args": {}}, "not been imported"),
+    ):
         content["dfl_lightning"]["network"] = network
         torch.save(content, tmp_path / "changed.ckpt")
         with pytest.raises(UserError, match=reason):
             load_node(tmp_path / "changed.ckpt", 0)
+    assert "this" not in sys.modules  # which would have been executed by its import

@@ -1,6 +1,7 @@
 """Local training, the round inside a Trainer, and evaluation."""
 
 from functools import partial
+from math import isnan
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from callbacks.aggregators import BALANCE, DFedAvg, SketchGuard
-from callbacks.attacks import Gaussian, ScaledModel
+from callbacks.attacks import DirectedDeviation, Gaussian, ScaledModel
 from dfl_lightning import Attack, DFLModule, FullyConnected, Ring, RoundCallback, UserError
 from dfl_lightning.data import NodeLoader
 from dfl_lightning.replicas import Replicas
@@ -334,6 +335,47 @@ def test_measuring_after_a_run_does_not_change_its_history(fit, blobs):
     module.trainer.validate(module, data, verbose=False)
     assert module.history[-1] == last
     assert module.table["ter"] != [last["ter/mean"]] * 4
+
+
+def test_a_module_and_data_used_again_follow_the_new_run(fit, blobs, tiny_net):
+    data = blobs(batch_size=8)
+    module = fit(data=data)
+    again = fit(Gaussian(nodes=[1]), module=module, data=data)
+    assert again.byzantine.tolist() == [False, True, False, False]
+    assert [row["round"] for row in again.history] == [1, 2]
+    wider = fit(module=DFLModule(tiny_net, Ring(5)), data=data)
+    assert len(wider.table["train_samples"]) == 5
+
+
+def test_the_loss_of_a_broken_honest_node_is_not_left_out(fit, tiny_net):
+    class Breaks(RoundCallback):
+        def on_train_start(self, trainer, pl_module):
+            pl_module.replicas.rows[0] = torch.nan
+
+    assert isnan(fit(Breaks(), BALANCE()).history[-1]["loss/mean"])
+
+
+@pytest.mark.parametrize(
+    "typo",
+    [
+        lambda: SketchGuard(fallback="nearst"),
+        lambda: SketchGuard(verification="batchd"),
+        lambda: BALANCE(gamma=float("inf")),
+        lambda: DFedAvg(mixing="metropols"),
+        lambda: DirectedDeviation(against="krm"),
+        lambda: ScaledModel(factor=float("nan")),
+        lambda: DFLModule(nn.Identity, Ring(3), init="sharde"),
+        lambda: DFLModule(nn.Identity, Ring(3), lr=float("inf")),
+    ],
+)
+def test_python_is_as_strict_as_the_command_line(typo):
+    with pytest.raises(UserError, match="must be"):
+        typo()
+
+
+def test_a_sketch_larger_than_the_model_is_refused(fit):
+    with pytest.raises(UserError, match="sketch_size is 52, but the whole model has 51"):
+        fit(SketchGuard(sketch_size=52))
 
 
 def test_a_single_node_trains_alone(fit):

@@ -4,10 +4,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from dfl_lightning.errors import UserError
+from dfl_lightning.errors import UserError, one_of
 from dfl_lightning.functional.weights import metropolis, own_and_mean, uniform
 from dfl_lightning.phases import Aggregator
 from dfl_lightning.round import Round
+
+Mixing = Literal["uniform", "metropolis", "alpha"]
 
 
 class DFedAvg(Aggregator):
@@ -19,8 +21,9 @@ class DFedAvg(Aggregator):
         alpha: weight of the own model, with ``mixing: alpha``.
     """
 
-    def __init__(self, mixing: Literal["uniform", "metropolis", "alpha"] = "uniform", alpha: float = 0.5) -> None:
+    def __init__(self, mixing: Mixing = "uniform", alpha: float = 0.5) -> None:
         super().__init__()
+        one_of("aggregator.mixing", mixing, Mixing)
         if not 0 <= alpha <= 1:
             raise UserError(f"aggregator.alpha is {alpha}, but it is the own model's weight, from 0 to 1.")
         self.mixing, self.alpha = mixing, alpha

@@ -1,16 +1,17 @@
 """SketchGuard: screen by sketches, fetch whole models only from those accepted, and check what was fetched."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from callbacks.aggregators.threshold import ThresholdRule
-from dfl_lightning.errors import UserError
+from callbacks.aggregators.threshold import Fallback, ThresholdRule
+from dfl_lightning.errors import UserError, one_of
 from dfl_lightning.functional.sketch import CountSketch
 from dfl_lightning.functional.weights import own_and_mean
 from dfl_lightning.round import Round
 
+Verification = Literal["each", "batched", "none"]
 TOLERANCE = 1e-5  # a recomputed sketch may differ so much, relative to the announced one, by rounding alone
 
 
@@ -38,17 +39,24 @@ class SketchGuard(ThresholdRule):
         gamma: float = 2.0,
         kappa: float = 1.0,
         alpha: float = 0.5,
-        fallback: Literal["nearest", "own"] = "nearest",
-        verification: Literal["each", "batched", "none"] = "each",
+        fallback: Fallback = "nearest",
+        verification: Verification = "each",
         hash_seed: int = 42,
     ) -> None:
         super().__init__(gamma, kappa, alpha, fallback)
+        one_of("aggregator.verification", verification, Verification)
         if not 1 <= sketch_size < 2**30:
             raise UserError(f"aggregator.sketch_size is {sketch_size}, but a sketch has from 1 to 2^30 - 1 numbers.")
         if not 0 <= hash_seed < 2**63:
             raise UserError(f"aggregator.hash_seed is {hash_seed}, but a seed is from 0 to 2^63 - 1.")
         self.sketch_size, self.verification, self.hash_seed = sketch_size, verification, hash_seed
         self.sketch: CountSketch | None = None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.sketch_size > (dim := pl_module.replicas.num_parameters):
+            raise UserError(
+                f"aggregator.sketch_size is {self.sketch_size}, but the whole model has {dim} parameters; use fewer."
+            )
 
     def _sketches(self, round: Round) -> Tensor:
         """Sketches [N + F, k] of all rows, float64."""

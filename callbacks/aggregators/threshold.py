@@ -4,10 +4,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from dfl_lightning.errors import UserError
+from dfl_lightning.errors import UserError, finite, one_of
 from dfl_lightning.functional.screening import screen, threshold_factor
 from dfl_lightning.phases import Aggregator
 from dfl_lightning.round import Round
+
+Fallback = Literal["nearest", "own"]
 
 
 class ThresholdRule(Aggregator):
@@ -25,9 +27,12 @@ class ThresholdRule(Aggregator):
         gamma: float = 2.0,
         kappa: float = 1.0,
         alpha: float = 0.5,
-        fallback: Literal["nearest", "own"] = "nearest",
+        fallback: Fallback = "nearest",
     ) -> None:
         super().__init__()
+        one_of("aggregator.fallback", fallback, Fallback)
+        for name, value in (("gamma", gamma), ("kappa", kappa)):
+            finite(f"aggregator.{name}", value)
         if not gamma > 0:
             raise UserError(f"aggregator.gamma is {gamma}, but the threshold's width must be above 0.")
         if not kappa >= 0:

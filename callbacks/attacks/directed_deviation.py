@@ -5,10 +5,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dfl_lightning.errors import one_of
 from dfl_lightning.functional.deviation import deviation_interval, krum_deviation
 from dfl_lightning.functional.distances import LIMIT
 from dfl_lightning.phases import Attack
 from dfl_lightning.round import Block, Round
+
+Against = Literal["auto", "trimmed_mean", "krum"]
 
 
 class DirectedDeviation(Attack):
@@ -30,12 +33,13 @@ class DirectedDeviation(Attack):
 
     def __init__(
         self,
-        against: Literal["auto", "trimmed_mean", "krum"] = "auto",
+        against: Against = "auto",
         fraction: float = 0.3,
         nodes: list[int] | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__(fraction, nodes, seed)
+        one_of("attack.against", against, Against)
         self.against = against
 
     def attack(self, round: Round) -> None:

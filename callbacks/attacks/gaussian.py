@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dfl_lightning.errors import UserError
+from dfl_lightning.errors import UserError, finite
 from dfl_lightning.phases import Attack
 from dfl_lightning.round import Block, Round
 
@@ -24,6 +24,7 @@ class Gaussian(Attack):
         self, sigma: float = 1.0, fraction: float = 0.3, nodes: list[int] | None = None, seed: int | None = None
     ) -> None:
         super().__init__(fraction, nodes, seed)
+        finite("attack.sigma", sigma)
         if not sigma >= 0:
             raise UserError(f"attack.sigma is {sigma}, but a standard deviation is at least 0.")
         self.sigma = sigma

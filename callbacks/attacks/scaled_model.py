@@ -1,5 +1,6 @@
 """The own model times a factor."""
 
+from dfl_lightning.errors import finite
 from dfl_lightning.phases import Attack
 from dfl_lightning.round import Round
 
@@ -20,6 +21,7 @@ class ScaledModel(Attack):
         self, factor: float = -5.0, fraction: float = 0.3, nodes: list[int] | None = None, seed: int | None = None
     ) -> None:
         super().__init__(fraction, nodes, seed)
+        finite("attack.factor", factor)
         self.factor = factor
 
     def attack(self, round: Round) -> None:
