@@ -349,8 +349,9 @@ def test_screening_rates_tell_honest_from_byzantine_senders():
     assert screening(round) == {"screening/accepted_honest": 2 / 4, "screening/accepted_byzantine": 1 / 2}
 
 
-def test_figures_over_honest_nodes_ignore_byzantine_ones_and_nodes_without_a_value():
+def test_figures_over_chosen_nodes_ignore_the_others_but_not_a_broken_one():
     values = torch.tensor([0.1, 0.5, 9.0, math.nan], dtype=torch.float64)
-    figures = over_honest(values, torch.tensor([False, False, True, False]))
+    figures = over_honest(values, torch.tensor([True, True, False, False]))
     assert figures == pytest.approx({"mean": 0.3, "worst": 0.5, "std": 0.2})
-    assert over_honest(values, torch.tensor([True, True, True, False])) == {}
+    assert math.isnan(over_honest(values, torch.tensor([True, True, False, True]))["mean"])
+    assert over_honest(values, torch.zeros(4, dtype=torch.bool)) == {}
