@@ -103,6 +103,13 @@ class CLI(LightningCLI):
         files, _ = split_configs(sys.argv[1:])
         parser.add_argument("--name", type=str, default=Path(files[-1]).stem if files else "run")
 
+    def before_instantiate_classes(self) -> None:
+        for option in ("evaluate", "ckpt_path"):
+            if (path := self.config[option]) is not None and not Path(path).is_file():
+                raise UserError(f"{option} is {path or 'empty'}, but there is no such file; give a run's last.ckpt.")
+        if None not in (self.config.evaluate, self.config.ckpt_path):
+            raise UserError("evaluate and ckpt_path are both given; to evaluate a checkpoint, give evaluate alone.")
+
     def _set_seed(self) -> None:
         seed = self.config.seed_everything
         if not 0 <= seed < 2**32:
@@ -122,7 +129,7 @@ class CLI(LightningCLI):
             options["enable_checkpointing"] = False
         if options["logger"] is None:
             options["logger"] = default_loggers(self.config.name) if not options["fast_dev_run"] else False
-        if options["enable_checkpointing"] is not False and not options["fast_dev_run"]:
+        if options["enable_checkpointing"] is not False and options["logger"] is not False:
             observers.append(
                 ModelCheckpoint(filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
             )
@@ -151,14 +158,7 @@ def run(cli: CLI) -> None:
 
     console = Console()
     check_trainer(cli.trainer)  # the module does this too, but only once Lightning has started processes
-    for option in ("evaluate", "ckpt_path"):
-        if (path := cli.config[option]) is not None and not Path(path).is_file():
-            raise UserError(
-                f"{option} is {path or 'empty'}, but there is no such file; give a run's checkpoints/last.ckpt."
-            )
     if cli.config.evaluate is not None:
-        if cli.config.ckpt_path is not None:
-            raise UserError("evaluate and ckpt_path are both given; to evaluate a checkpoint, give evaluate alone.")
         cli.trainer.validate(cli.model, datamodule=cli.datamodule, ckpt_path=cli.config.evaluate, verbose=False)
         console.print(node_table(cli.model.table))
         figures = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
@@ -171,8 +171,14 @@ def run(cli: CLI) -> None:
     finally:
         if cli.model.history:
             console.print(summary_table(cli.model.history, cli.trainer.max_epochs))
-            if cli.trainer.log_dir:
-                console.print(f"Results are in {cli.trainer.log_dir}", soft_wrap=True)
+            if folder := run_folder(cli.trainer):
+                console.print(f"Results are in {folder}", soft_wrap=True)
+        if cli.trainer.interrupted:
+            last = cli.trainer.checkpoint_callback.best_model_path if cli.trainer.checkpoint_callback else ""
+            console.print(
+                f"Interrupted; to continue, add --ckpt_path {last}" if last else "Interrupted.", soft_wrap=True
+            )
+            sys.exit(130)
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from benchmarks.random_data import RandomImages
+from benchmarks.training import quiet_trainer
 from callbacks.aggregators import SketchGuard
 from callbacks.attacks import DirectedDeviation, Gaussian, ScaledModel
 from dfl_lightning import Attack, DFLModule, ErdosRenyi
@@ -50,15 +50,8 @@ def main() -> None:
     attack = ATTACKS[args.attack](fraction=0.5)
     with tempfile.TemporaryDirectory() as folder:
         keep = ModelCheckpoint(folder, "last", enable_version_counter=False)
-        Trainer(
-            max_epochs=args.rounds,
-            accelerator="cpu",
-            callbacks=[attack, SketchGuard(), keep],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-        ).fit(module, data)
+        trainer = quiet_trainer(args.rounds, attack, SketchGuard(), keep, limit_val_batches=1.0, checkpoints=True)
+        trainer.fit(module, data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     assert data.nodes is not None
     row = module.replicas.rows[0].nbytes

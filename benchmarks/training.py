@@ -21,7 +21,9 @@ from dfl_lightning.data import NodeLoader
 from dfl_lightning.networks import FemnistCNN
 
 
-def quiet_trainer(max_epochs: int, *callbacks: Callback, limit_val_batches: float = 0.0) -> Trainer:
+def quiet_trainer(
+    max_epochs: int, *callbacks: Callback, limit_val_batches: float = 0.0, checkpoints: bool = False
+) -> Trainer:
     """A Trainer that says nothing and keeps nothing; it measures the nodes if ``limit_val_batches`` is 1."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
@@ -30,7 +32,7 @@ def quiet_trainer(max_epochs: int, *callbacks: Callback, limit_val_batches: floa
         accelerator="cpu",
         callbacks=list(callbacks),
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=checkpoints,
         enable_progress_bar=False,
         enable_model_summary=False,
         limit_val_batches=limit_val_batches,

@@ -1,6 +1,7 @@
 """Checkpoints: written whole or not at all, read without running code, and opened node by node."""
 
 import functools
+import inspect
 import os
 import pickle
 import sys
@@ -134,13 +135,37 @@ def refuse_other_run(saved: dict[str, Any], here: dict[str, Any], allow_other_to
             "and thresholds depend on it; use the same, or set model.allow_other_total to true."
         )
     for key in ("optimizer", "aggregator", "attack"):
-        if saved[key] != here[key]:
-            raise UserError(
-                f"The checkpoint was made with the {key} {saved[key]}, but this run has {here[key]}; resume with the "
-                "settings of its run."
-            )
+        there, mine = saved[key], here[key]
+        for name in [*there, *mine]:
+            if there.get(name) != mine.get(name):
+                raise UserError(
+                    f"The checkpoint was made with the {key}'s {name} {there.get(name)}, but here it is {mine.get(name)}"
+                    "; resume with the settings of its run."
+                )
     if not torch.equal(saved["neighbours"], here["neighbours"]):
         raise UserError("The checkpoint was made with another topology; resume with the settings of its run.")
+
+
+def describe(part: object, settings: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The class and the plain settings of a part of a run, to recognise it by.
+
+    Args:
+        part: an aggregator, an attack, an optimizer, or None.
+        settings: its settings (default: attributes that are named like its constructor's arguments).
+
+    >>> from fractions import Fraction
+    >>> describe(Fraction(1, 3))
+    {'class': 'Fraction', 'numerator': 1, 'denominator': 3}
+    """
+    if part is None:
+        return {"class": "none"}
+    if settings is None:
+        settings = {name: getattr(part, name, None) for name in inspect.signature(type(part)).parameters}
+    return {"class": type(part).__name__} | {name: value for name, value in settings.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float | bool | list | tuple | None)
 
 
 def describe_network(make_network: Callable[[], nn.Module]) -> dict[str, Any] | None:
@@ -150,7 +175,7 @@ def describe_network(make_network: Callable[[], nn.Module]) -> dict[str, Any] | 
     if isinstance(make_network, functools.partial):
         arguments = dict(make_network.keywords)
         found = next((part for part in (make_network.func, *make_network.args) if isinstance(part, type)), None)
-    plain = all(isinstance(value, str | int | float | bool | None) for value in arguments.values())
+    plain = all(_is_plain(value) for value in arguments.values())
     if not isinstance(found, type) or not plain or "<locals>" in found.__qualname__:
         return None
     return {"class_path": f"{found.__module__}.{found.__qualname__}", "init_args": arguments}

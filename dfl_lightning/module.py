@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from dfl_lightning.checkpoint import (
     AtomicCheckpointIO,
+    describe,
     describe_network,
     refuse_other_data,
     refuse_other_network,
@@ -356,6 +357,8 @@ class DFLModule(LightningModule):
 
     def _identity(self) -> dict[str, Any]:
         """What makes a run this run and no other."""
+        optimizer = self._make_stock_optimizer([nn.Parameter(torch.zeros(1))])
+        aggregator, attack = self._only(Aggregator), self._only(Attack)
         return {
             "total": self.trainer.max_epochs,
             "seed": global_seed(),
@@ -364,10 +367,10 @@ class DFLModule(LightningModule):
             "byzantine": self.byzantine,
             "layout": self.replicas.layout.describe(),
             "network": describe_network(self.make_network),
-            "optimizer": type(self._make_stock_optimizer([nn.Parameter(torch.zeros(1))])).__name__,
+            "optimizer": describe(optimizer, optimizer.defaults | {"clip_norm": self.clip_norm}),
             "data": self._data.fingerprint,
-            "aggregator": type(self._only(Aggregator)).__name__,
-            "attack": type(self._only(Attack)).__name__,
+            "aggregator": describe(aggregator),
+            "attack": describe(attack),
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -70,6 +70,8 @@ class OneSentenceParser(LightningArgumentParser):
         if found := WRONG_VALUE.search(message):
             value = (found["a"] or found["b"] or "").strip().split("\n")[0]
             return f"{self._section(found['key'])} is {value}, but it must be {_kind(found['kind'] or found['kinds'])}."
+        if "arguments are required" in message:
+            return f"{message[0].upper()}{message[1:]}; start from a config, such as --config configs/quickstart.yaml."
         return re.sub(r'^Parser key "([\w.]+)":', r"\1:", message)
 
     def _section(self, key: str) -> str:

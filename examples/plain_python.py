@@ -18,7 +18,9 @@ def main() -> None:
     module = DFLModule(network=DigitsCNN, topology=ErdosRenyi(num_nodes=10, p=0.6), lr=0.05, momentum=0.9)
     attack, rule = Gaussian(sigma=1.0, fraction=0.3), SketchGuard(sketch_size=200)
     keep = ModelCheckpoint("runs/plain_python", "last", enable_version_counter=False)
-    trainer = Trainer(max_epochs=10, callbacks=[attack, rule, RoundProgress(), keep], logger=False)
+    trainer = Trainer(
+        max_epochs=10, callbacks=[attack, rule, RoundProgress(), keep], logger=False, enable_model_summary=False
+    )
     trainer.fit(module, Digits(batch_size=32, local_epochs=3))
     print("honest TER by round:", [round(row["ter/mean"], 3) for row in module.history])
 

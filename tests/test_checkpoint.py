@@ -157,13 +157,23 @@ def test_another_seed_topology_or_number_of_nodes_is_refused(world, fit, tiny_ne
     make = partial(tiny_net, norm=True)
     same = Gaussian(nodes=[1]), SketchGuard(sketch_size=10)
     with pytest.raises(UserError, match="another topology"):
-        fit(*same, module=DFLModule(make, FullyConnected(4), momentum=0.9), max_epochs=6, ckpt_path=broken_off)
+        fit(*same, module=DFLModule(make, FullyConnected(4), lr=0.1, momentum=0.9), max_epochs=6, ckpt_path=broken_off)
     with pytest.raises(UserError, match="4 nodes, but the topology has 5"):
         fit(module=DFLModule(make, Ring(5)), max_epochs=6, ckpt_path=broken_off)
     with pytest.raises(UserError, match=r"Byzantine nodes \[1\], but here they are \[\]"):
         fit(module=DFLModule(make, Ring(4)), max_epochs=6, ckpt_path=broken_off)
-    with pytest.raises(UserError, match="aggregator SketchGuard, but this run has NoneType"):
-        fit(Gaussian(nodes=[1]), module=DFLModule(make, Ring(4), momentum=0.9), max_epochs=6, ckpt_path=broken_off)
+    with pytest.raises(UserError, match="aggregator's class SketchGuard, but here it is none"):
+        fit(
+            Gaussian(nodes=[1]),
+            module=DFLModule(make, Ring(4), lr=0.1, momentum=0.9),
+            max_epochs=6,
+            ckpt_path=broken_off,
+        )
+
+
+def test_another_learning_rate_is_refused_rather_than_ignored(world, broken_off):
+    with pytest.raises(UserError, match=r"optimizer's lr 0\.1, but here it is 0\.5"):
+        world("faster", settings={"lr": 0.5}, ckpt_path=broken_off)
 
 
 def test_a_checkpoint_of_the_middle_of_a_round_is_refused(world, tmp_path):
