@@ -139,8 +139,8 @@ def refuse_other_run(saved: dict[str, Any], here: dict[str, Any], allow_other_to
         for name in [*there, *mine]:
             if there.get(name) != mine.get(name):
                 raise UserError(
-                    f"The checkpoint was made with the {key}'s {name} {there.get(name)}, but here it is {mine.get(name)}"
-                    "; resume with the settings of its run."
+                    f"The checkpoint was made with the {key}'s {name} {there.get(name)}, but here it is "
+                    f"{mine.get(name)}; resume with the settings of its run."
                 )
     if not torch.equal(saved["neighbours"], here["neighbours"]):
         raise UserError("The checkpoint was made with another topology; resume with the settings of its run.")
