@@ -153,9 +153,8 @@ def describe(part: object, settings: dict[str, Any] | None = None) -> dict[str, 
         part: an aggregator, an attack, an optimizer, or None.
         settings: its settings (default: attributes that are named like its constructor's arguments).
 
-    >>> from fractions import Fraction
-    >>> describe(Fraction(1, 3))
-    {'class': 'Fraction', 'numerator': 1, 'denominator': 3}
+    >>> describe(torch.nn.ReLU())
+    {'class': 'ReLU', 'inplace': False}
     """
     if part is None:
         return {"class": "none"}
