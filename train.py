@@ -166,19 +166,21 @@ def run(cli: CLI) -> None:
             "  ".join(f"{name} {value:.4f}" for name, value in figures.items() if name.startswith(("ter", "loss")))
         )
         return
+    interrupted = False
     try:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.config.ckpt_path)
+    except SystemExit:  # what Lightning makes of Ctrl-C
+        interrupted = True
     finally:
         if cli.model.history:
             console.print(summary_table(cli.model.history, cli.trainer.max_epochs))
             if folder := run_folder(cli.trainer):
                 console.print(f"Results are in {folder}", soft_wrap=True)
-        if cli.trainer.interrupted:
-            last = cli.trainer.checkpoint_callback.best_model_path if cli.trainer.checkpoint_callback else ""
-            console.print(
-                f"Interrupted; to continue, add --ckpt_path {last}" if last else "Interrupted.", soft_wrap=True
-            )
-            sys.exit(130)
+    if interrupted:
+        keeper = cli.trainer.checkpoint_callback
+        last = keeper.best_model_path if keeper else ""
+        console.print(f"Interrupted; to continue, add --ckpt_path {last}" if last else "Interrupted.", soft_wrap=True)
+        sys.exit(130)
 
 
 def main() -> None:

@@ -367,7 +367,9 @@ class DFLModule(LightningModule):
             "byzantine": self.byzantine,
             "layout": self.replicas.layout.describe(),
             "network": describe_network(self.make_network),
-            "optimizer": describe(optimizer, optimizer.defaults | {"clip_norm": self.clip_norm}),
+            "optimizer": describe(
+                optimizer, optimizer.defaults | {"clip_norm": self.clip_norm, "keep_optimizer": self.keep_optimizer}
+            ),
             "data": self._data.fingerprint,
             "aggregator": describe(aggregator),
             "attack": describe(attack),
