@@ -190,7 +190,7 @@ class NodeDataModule(LightningDataModule, ABC):
         wanted = (module.topology.num_nodes, global_seed())
         if self._loaded == wanted:
             return
-        self.nodes, self._loaded = self.load(*wanted), wanted
+        self.nodes = self.load(*wanted)
         train, test = self.nodes.train, self.nodes.test
         if not len(train.indices) == len(test.indices) == wanted[0]:
             raise ValueError(
@@ -205,6 +205,7 @@ class NodeDataModule(LightningDataModule, ABC):
                 chosen = torch.randperm(len(rows), generator=generator(global_seed(), "max_samples", node))
                 train.indices[node] = rows[chosen[: self.max_samples].sort().values]
         self.fingerprint = self.nodes.fingerprint()
+        self._loaded = wanted
 
     def train_dataloader(self) -> NodeLoader:
         assert self.nodes is not None

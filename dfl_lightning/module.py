@@ -179,6 +179,30 @@ class DFLModule(LightningModule):
 
     # Local training
 
+    def on_fit_start(self) -> None:
+        data = self._data
+        parts = honest_components(self.neighbours, self.byzantine)
+        if len(parts) > 1:
+            log.warning(
+                "The honest nodes do not form one connected graph, as the papers' analyses assume; its parts are %s.",
+                "; ".join(str(part) for part in parts),
+            )
+        if data.nodes.warning:
+            log.warning("%s", data.nodes.warning)
+        log.info(
+            "%d nodes, %d of them Byzantine, %d links; %s parameters each; %d to %d training samples a node, from %s.",
+            self.topology.num_nodes,
+            int(self.byzantine.sum()),
+            int(self.neighbours.sum()) // 2,
+            f"{self.replicas.num_parameters:,}",
+            min(len(rows) for rows in data.nodes.train.indices),
+            max(len(rows) for rows in data.nodes.train.indices),
+            data.nodes.source,
+        )
+        for row in self.history:  # a resumed run tells its whole story
+            for logger in self.loggers:
+                logger.log_metrics(row, step=int(row["round"]) - 1)
+
     def on_train_epoch_start(self) -> None:
         self._clock = time.perf_counter()
         self._record = {"round": self.current_epoch + 1}
@@ -331,33 +355,9 @@ class DFLModule(LightningModule):
 
     # Checkpoints
 
-    def on_fit_start(self) -> None:
-        data = self._data
-        parts = honest_components(self.neighbours, self.byzantine)
-        if len(parts) > 1:
-            log.warning(
-                "The honest nodes do not form one connected graph, as the papers' analyses assume; its parts are %s.",
-                "; ".join(str(part) for part in parts),
-            )
-        if data.nodes.warning:
-            log.warning("%s", data.nodes.warning)
-        log.info(
-            "%d nodes, %d of them Byzantine, %d links; %s parameters each; %d to %d training samples a node, from %s.",
-            self.topology.num_nodes,
-            int(self.byzantine.sum()),
-            int(self.neighbours.sum()) // 2,
-            f"{self.replicas.num_parameters:,}",
-            min(len(rows) for rows in data.nodes.train.indices),
-            max(len(rows) for rows in data.nodes.train.indices),
-            data.nodes.source,
-        )
-        for row in self.history:  # a resumed run tells its whole story
-            for logger in self.loggers:
-                logger.log_metrics(row, step=int(row["round"]) - 1)
-
     def _identity(self) -> dict[str, Any]:
         """What makes a run this run and no other."""
-        optimizer = self._make_stock_optimizer([nn.Parameter(torch.zeros(1))])
+        optimizer = self._make_stock_optimizer(self.replicas.load(0).parameters())
         aggregator, attack = self._only(Aggregator), self._only(Attack)
         return {
             "total": self.trainer.max_epochs,

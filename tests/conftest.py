@@ -1,7 +1,7 @@
 """What many tests share: a tiny world of nodes that trains in a second."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,15 @@ class TinyNet(nn.Module):
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     seed_everything(1, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors are slower on two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

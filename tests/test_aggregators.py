@@ -20,12 +20,7 @@ LONELY, BESIEGED, SINGLE = 8, 4, 0  # no neighbour; Byzantine neighbours only; o
 WIDTHS = [16_384, 64]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Forger(Attack):

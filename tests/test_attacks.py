@@ -17,12 +17,7 @@ HONEST = [node for node in range(N) if node not in BYZANTINE]
 KINDS = [Gaussian, ScaledModel, DirectedDeviation]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True, params=[16_384, 64])

@@ -176,6 +176,16 @@ def test_another_learning_rate_is_refused_rather_than_ignored(world, broken_off)
         world("faster", settings={"lr": 0.5}, ckpt_path=broken_off)
 
 
+def test_an_optimizer_that_takes_matrices_only_can_be_kept(world, tmp_path):
+    class Matrices(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Flatten(), nn.Linear(16, 3, bias=False))
+
+    settings = {"optimizer": partial(torch.optim.Muon, lr=0.01), "lr": 0.05, "momentum": 0.0}
+    world("whole", make=Matrices, settings=settings, max_epochs=1)
+    assert read_checkpoint(tmp_path / "whole/last.ckpt")["dfl_lightning"]["optimizer"]["class"] == "Muon"
+
+
 def test_a_checkpoint_of_the_middle_of_a_round_is_refused(world, tmp_path):
     class Midway(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -71,15 +71,6 @@ def test_logits_are_unbounded_and_depend_on_no_other_image_of_the_batch(make: Ca
 def test_an_unknown_size_is_refused() -> None:
     with pytest.raises(UserError, match=r"'huge'.*tiny, small, standard, large, xlarge"):
         FemnistCNN("huge")  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Such small layers are slower with two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def error_after(epochs: int, samples: int) -> float:

@@ -18,12 +18,7 @@ RULES = [DFedAvg(), DFedAvg("metropolis"), BALANCE(gamma=0.9), SketchGuard(sketc
 BAD = [math.nan, math.inf, -math.inf, 1e30]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def named(rule):
