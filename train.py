@@ -25,8 +25,10 @@ from dfl_lightning import (
     FromFile,
     FullyConnected,
     KRegular,
+    Mobility,
     NodeDataModule,
     Ring,
+    Server,
     Topology,
     UserError,
 )
@@ -38,7 +40,7 @@ from dfl_lightning.report import node_table, run_folder, summary_table
 USAGE = "python train.py --config FILE [--section.key=value ...]"
 
 CHOICES = {
-    "topology": [ErdosRenyi, FromFile, FullyConnected, KRegular, Ring],
+    "topology": [ErdosRenyi, FromFile, FullyConnected, KRegular, Mobility, Ring, Server],
     "data": [getattr(datamodules, name) for name in datamodules.__all__],
     "attack": [getattr(callbacks.attacks, name) for name in callbacks.attacks.__all__],
     "aggregator": [getattr(callbacks.aggregators, name) for name in callbacks.aggregators.__all__],

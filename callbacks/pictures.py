@@ -27,11 +27,14 @@ class Pictures(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if (folder := run_folder(trainer)) is None:
             return
-        draw_topology(pl_module.neighbours, pl_module.byzantine, folder / "topology.png")
+        drawn = ["samples"]
+        if not pl_module.topology.central:
+            drawn.append("topology")
+            draw_topology(pl_module.neighbours, pl_module.byzantine, folder / "topology.png")
         draw_samples(trainer.datamodule.nodes, folder / "samples.png")
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                for name in ("topology", "samples"):
+                for name in drawn:
                     logger.log_image(f"pictures/{name}", [str(folder / f"{name}.png")])
 
 

@@ -1,22 +1,18 @@
 """Photographs of faces by person."""
 
-import hashlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.dealing import UserData, UserSplit
-from datamodules.images import decode_image, open_images, write_images
+from datamodules.images import decode_image, decode_once
 from datamodules.leaf import REMEDY, LeafFiles, read_leaf
 from datamodules.sources import UserDataModule
 from dfl_lightning.errors import UserError
 
 PICTURE_FOLDERS = ("raw/img_align_celeba", "data/raw/img_align_celeba", "img_align_celeba")
-DECODED_AT_ONCE = 256
 
 
 class CelebA(UserDataModule):
@@ -34,7 +30,14 @@ class CelebA(UserDataModule):
     def read(self, files: LeafFiles, seed: int) -> UserData:
         data = read_leaf(files, _encode_names, self.num_classes, seed)
         names = np.unique(np.concatenate([data.train.images, data.test.images]))  # sorted; a picture is decoded once
-        return _with_images(data, names, self._decoded(names.tolist(), files.root))
+        folder = cache(lambda: self._picture_folder(files.root))  # must be there only where pictures are decoded
+        images = decode_once(
+            self.root / "cache",
+            names.tolist(),
+            self.shape,
+            lambda name: decode_image(folder() / name, self.shape, str(folder() / name)),
+        )
+        return _with_images(data, names, images)
 
     def render(self, num_users: int, seed: int) -> UserData:
         from datamodules.faces import render_faces
@@ -50,24 +53,6 @@ class CelebA(UserDataModule):
             f"LEAF's JSON files in {leaf_root} name pictures, but {self.root / PICTURE_FOLDERS[0]} is not there; "
             "unpack CelebA's img_align_celeba.zip to that folder."
         )
-
-    def _decoded(self, names: list[str], leaf_root: Path) -> np.ndarray:
-        """The pictures [len(names), C, H, W], decoded once per list of names."""
-        digest = hashlib.sha256("\n".join([str(self.shape), *names]).encode()).hexdigest()[:16]
-        cache = self.root / "cache" / f"pictures-{digest}.npy"
-        images = open_images(cache, self.shape, len(names))
-        if images is None:
-            rank_zero_info(f"Decoding {len(names)} pictures once, to {cache}")
-            write_images(cache, self._decode(names, self._picture_folder(leaf_root)), self.shape)
-            images = open_images(cache, self.shape, len(names))
-            assert images is not None
-        return images
-
-    def _decode(self, names: list[str], folder: Path) -> Iterator[np.ndarray]:
-        with ThreadPoolExecutor() as pool:  # Pillow decodes without holding the interpreter's lock
-            for start in range(0, len(names), DECODED_AT_ONCE):
-                paths = [folder / name for name in names[start : start + DECODED_AT_ONCE]]
-                yield np.stack(list(pool.map(lambda path: decode_image(path, self.shape, str(path)), paths)))
 
 
 def _encode_names(x: list[Any], where: str) -> np.ndarray:

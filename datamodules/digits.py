@@ -1,17 +1,15 @@
 """Real handwritten digits that need no download: scikit-learn ships them."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from datamodules.partition import dirichlet_shares, iid_partition, partition_by_shares
-from dfl_lightning.data import NodeData, NodeDataModule, NodeSplit
+from datamodules.spread import Partition, SpreadDataModule
+from dfl_lightning.data import NodeData, NodeSplit
 from dfl_lightning.errors import UserError
-from dfl_lightning.seeding import derive_seed, generator
+from dfl_lightning.seeding import generator
 
 
-class Digits(NodeDataModule):
+class Digits(SpreadDataModule):
     """1,797 real handwritten digits, 1x8x8, spread over the nodes.
 
     Args:
@@ -26,10 +24,11 @@ class Digits(NodeDataModule):
     """
 
     num_classes = 10
+    name = "Digits"
 
     def __init__(
         self,
-        partition: Literal["dirichlet", "iid"] = "dirichlet",
+        partition: Partition = "dirichlet",
         beta: float = 1.0,
         test_share: float = 0.2,
         min_samples: int = 10,
@@ -38,16 +37,10 @@ class Digits(NodeDataModule):
         max_samples: int | None = None,
         evaluate_union: bool = False,
     ) -> None:
-        super().__init__(batch_size, local_epochs, max_samples, evaluate_union)
-        if partition not in ("dirichlet", "iid"):
-            raise UserError(f"data.partition is '{partition}', but must be 'dirichlet' or 'iid'.")
-        if not 0 < beta < float("inf"):
-            raise UserError(f"data.beta is {beta}, but must be a number above 0.")
+        super().__init__(partition, beta, min_samples, batch_size, local_epochs, max_samples, evaluate_union)
         if not 0 < test_share < 1:
             raise UserError(f"data.test_share is {test_share}, but must lie between 0 and 1.")
-        if min_samples < 1:
-            raise UserError(f"data.min_samples is {min_samples}, but must be at least 1.")
-        self.partition, self.beta, self.test_share, self.min_samples = partition, beta, test_share, min_samples
+        self.test_share = test_share
 
     def load(self, num_nodes: int, seed: int) -> NodeData:
         from sklearn.datasets import load_digits
@@ -56,24 +49,14 @@ class Digits(NodeDataModule):
         images = torch.from_numpy(digits.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)  # [1797, 1, 8, 8]
         labels = torch.from_numpy(digits.target).to(torch.int64)
         train, test = _stratified(labels, self.test_share, seed)
+        train_parts = self.spread(labels[train], num_nodes, seed, "train")
+        test_parts = self.spread(labels[test], num_nodes, seed, "test")
         return NodeData(
-            train=NodeSplit(images, labels, self._spread(labels, train, num_nodes, seed, "train", self.min_samples)),
-            test=NodeSplit(images, labels, self._spread(labels, test, num_nodes, seed, "test", 1)),
+            train=NodeSplit(images, labels, [train[part] for part in train_parts]),
+            test=NodeSplit(images, labels, [test[part] for part in test_parts]),
             source=f"scikit-learn digits ({len(labels)} real handwritten digits, 8x8), {self.partition} partition",
             class_names=[str(digit) for digit in range(10)],
         )
-
-    def _spread(
-        self, labels: Tensor, rows: Tensor, num_nodes: int, seed: int, split: str, minimum: int
-    ) -> list[Tensor]:
-        part_seed = derive_seed(seed, "digits", split)
-        if self.partition == "iid":
-            parts = iid_partition(labels[rows], num_nodes, part_seed, minimum)
-        else:
-            # The same shares for both splits: a node is measured on the mix of digits that it trains on.
-            shares = dirichlet_shares(self.num_classes, num_nodes, self.beta, seed)
-            parts = partition_by_shares(labels[rows], shares, part_seed, minimum)
-        return [rows[part] for part in parts]
 
 
 def _stratified(labels: Tensor, test_share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,25 @@
-"""Downloads FEMNIST or CelebA from the Hugging Face Hub: ``python -m datamodules.download femnist``."""
+"""Downloads FEMNIST or CelebA (from the Hugging Face Hub), CIFAR-10 or CIFAR-100 (from their authors' page).
+
+For example: ``python -m datamodules.download femnist``.
+"""
 
 import argparse
 import hashlib
 import io
+import os
 import shutil
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from datamodules.celeba import CelebA
+from datamodules.cifar import CIFAR10, CIFAR100, CifarFiles
 from datamodules.femnist import FEMNIST
 from datamodules.hub import Rows, broken_file, write_hub
 from datamodules.images import decode_image
@@ -37,14 +44,40 @@ SOURCES = {
     "femnist": HubSource("flwrlabs/femnist", "writer_id", "character", FEMNIST.shape, FEMNIST.num_classes),
     "celeba": HubSource("flwrlabs/celeba", "celeb_id", "Smiling", CelebA.shape, CelebA.num_classes),
 }
+ARCHIVES = {"cifar10": CIFAR10.files, "cifar100": CIFAR100.files}
 
 
 def download(name: str, root: Path) -> Path:
-    """Downloads, checks and decodes a data set; what is there already is checked, not downloaded again.
+    """Downloads, checks and decodes a data set; what is there already is not downloaded again.
 
     Returns:
         the folder that holds the result.
     """
+    return fetch_archive(ARCHIVES[name], root) if name in ARCHIVES else fetch_hub(name, root)
+
+
+def fetch_archive(files: CifarFiles, root: Path) -> Path:
+    """Downloads and unpacks an archive whose checksum is known; its folder appears when it is complete."""
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    folder, temporary = root / files.folder, root / f".{files.folder}.{os.getpid()}.tmp"
+    if folder.is_dir():
+        return folder
+    try:
+        download_and_extract_archive(files.url, root, temporary, md5=files.md5, remove_finished=True)
+        (temporary / files.folder).rename(folder)
+    except (OSError, RuntimeError, HTTPException, EOFError, tarfile.TarError) as error:  # RuntimeError: wrong checksum
+        raise UserError(
+            f"{files.url} could not be downloaded to {root} ({type(error).__name__}: {str(error).rstrip('.')}); "
+            "check the connection and the disk and run the command again."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def fetch_hub(name: str, root: Path) -> Path:
+    """Downloads, checks and decodes a data set of the Hub; what is there already is checked."""
     _check_installed()
     folder = root / "hub"
     if folder.is_dir() and broken_file(folder) is None:
@@ -144,7 +177,7 @@ def _check_installed() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m datamodules.download", description=__doc__)
-    parser.add_argument("name", choices=sorted(SOURCES), help="the data set")
+    parser.add_argument("name", choices=sorted([*SOURCES, *ARCHIVES]), help="the data set")
     parser.add_argument("--root", type=Path, help="where to put it (default: data/NAME)")
     options = parser.parse_args(arguments)
     root = options.root or Path("data") / options.name

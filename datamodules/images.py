@@ -1,19 +1,31 @@
 """Picture files to bytes, and bytes to a file that is mapped into memory."""
 
+import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 
 from dfl_lightning.errors import UserError
 
+DECODED_AT_ONCE = 256
 
-def decode_image(source: Path | BytesIO, shape: tuple[int, int, int], where: str) -> np.ndarray:
-    """uint8 [C, H, W] from a JPEG or PNG, as grey levels (C = 1) or RGB (C = 3), resized where it has another size."""
-    from PIL import Image
+
+def decode_image(source: Path | BytesIO, shape: tuple[int, int, int], where: str, crop: bool = False) -> np.ndarray:
+    """uint8 [C, H, W] from a JPEG or PNG, as grey levels (C = 1) or RGB (C = 3), resized where it has another size.
+
+    Args:
+        source: the file or its bytes.
+        shape: (C, H, W).
+        where: what it is called in errors.
+        crop: keep the proportions and cut out the middle, where else the image would be squeezed.
+    """
+    from PIL import Image, ImageOps
 
     channels, height, width = shape
     try:
@@ -23,10 +35,36 @@ def decode_image(source: Path | BytesIO, shape: tuple[int, int, int], where: str
         raise UserError(f"{where} is not there; put the file there or take it out of the JSON files.") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{where} is not a JPEG or PNG that can be decoded; replace it.") from error
-    if pixels.size != (width, height):
+    if crop:
+        pixels = ImageOps.fit(pixels, (width, height), Image.Resampling.BICUBIC)
+    elif pixels.size != (width, height):
         pixels = pixels.resize((width, height), Image.Resampling.BICUBIC)
     array = np.asarray(pixels)
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
+
+
+def decode_once(
+    folder: Path, names: list[str], shape: tuple[int, int, int], decode: Callable[[str], np.ndarray]
+) -> np.ndarray:
+    """The pictures with these names [len(names), C, H, W], mapped from a file in ``folder``.
+
+    The file is written if there is none for this list of names and this shape.
+    """
+    digest = hashlib.sha256("\n".join([str(shape), *names]).encode()).hexdigest()[:16]
+    cache = folder / f"pictures-{digest}.npy"
+    images = open_images(cache, shape, len(names))
+    if images is None:
+        rank_zero_info(f"Decoding {len(names)} pictures once, to {cache}")
+        write_images(cache, _decode_all(names, decode), shape)
+        images = open_images(cache, shape, len(names))
+        assert images is not None
+    return images
+
+
+def _decode_all(names: list[str], decode: Callable[[str], np.ndarray]) -> Iterator[np.ndarray]:
+    with ThreadPoolExecutor() as pool:  # Pillow decodes without holding the interpreter's lock
+        for start in range(0, len(names), DECODED_AT_ONCE):
+            yield np.stack(list(pool.map(decode, names[start : start + DECODED_AT_ONCE])))
 
 
 def write_images(path: Path, batches: Iterable[np.ndarray], shape: tuple[int, int, int]) -> None:

@@ -8,6 +8,12 @@ from dfl_lightning.errors import UserError
 from dfl_lightning.seeding import derive_seed, generator
 
 
+def check_beta(beta: float, setting: str = "beta") -> None:
+    """Raises UserError unless there is a Dirichlet distribution with this parameter."""
+    if not 0 < beta < float("inf"):
+        raise UserError(f"{setting} is {beta}, but must be a number above 0.")
+
+
 def iid_partition(labels: Tensor, num_nodes: int, seed: int, minimum: int = 1) -> list[Tensor]:
     """Shuffles the samples and cuts them into parts that differ by at most one sample.
 
@@ -30,9 +36,14 @@ def dirichlet_shares(num_classes: int, num_nodes: int, beta: float, seed: int) -
 
     Small beta: a label sits on few nodes; large beta: the shares become equal. The shares are those of Li, Diao, Chen
     and He, "Federated Learning on Non-IID Data Silos" (2022).
+
+    Raises:
+        UserError: beta is not a number above 0.
     """
+    check_beta(beta)
     random = np.random.default_rng(derive_seed(seed, "dirichlet"))
-    shares = random.dirichlet(np.full(num_nodes, beta), size=num_classes)
+    # From 1e12 on the shares are equal to six digits; near the largest number their sum would overflow.
+    shares = random.dirichlet(np.full(num_nodes, min(beta, 1e12)), size=num_classes)
     # For a very small beta all of a draw can underflow to 0; its limit is that one node holds the label.
     empty = np.flatnonzero(~(np.abs(shares.sum(1) - 1) < 1e-6))
     shares[empty] = np.eye(num_nodes)[random.integers(num_nodes, size=len(empty))]
@@ -53,8 +64,13 @@ def partition_by_shares(labels: Tensor, shares: np.ndarray, seed: int, minimum: 
 
     Returns:
         for each node the rows that it holds, ascending.
+
+    Raises:
+        UserError: there are too few samples.
     """
     num_classes, num_nodes = shares.shape
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise ValueError(f"Labels must lie between 0 and {num_classes - 1}, since there are shares of so many labels.")
     _check_enough(len(labels), num_nodes, minimum)
     held: list[list[list[int]]] = []  # [label][node] -> rows
     for label in range(num_classes):

@@ -1,7 +1,6 @@
 """Checkpoints: written whole or not at all, read without running code, and opened node by node."""
 
 import functools
-import inspect
 import os
 import pickle
 import sys
@@ -15,6 +14,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import nn
 
 from dfl_lightning.errors import UserError
+from dfl_lightning.settings import settings
 
 KEYS = {
     "total",
@@ -24,6 +24,7 @@ KEYS = {
     "byzantine",
     "layout",
     "network",
+    "topology",
     "optimizer",
     "aggregator",
     "attack",
@@ -134,7 +135,7 @@ def refuse_other_run(saved: dict[str, Any], here: dict[str, Any], allow_other_to
             f"The checkpoint belongs to a run of {saved['total']} rounds, but trainer.max_epochs is {here['total']}, "
             "and thresholds depend on it; use the same, or set model.allow_other_total to true."
         )
-    for key in ("optimizer", "aggregator", "attack"):
+    for key in ("topology", "optimizer", "aggregator", "attack"):
         there, mine = saved[key], here[key]
         for name in [*there, *mine]:
             if there.get(name) != mine.get(name):
@@ -146,21 +147,21 @@ def refuse_other_run(saved: dict[str, Any], here: dict[str, Any], allow_other_to
         raise UserError("The checkpoint was made with another topology; resume with the settings of its run.")
 
 
-def describe(part: object, settings: dict[str, Any] | None = None) -> dict[str, Any]:
+def describe(part: object, values: dict[str, Any] | None = None) -> dict[str, Any]:
     """The class and the plain settings of a part of a run, to recognise it by.
 
     Args:
         part: an aggregator, an attack, an optimizer, or None.
-        settings: its settings (default: attributes that are named like its constructor's arguments).
+        values: its settings (default: attributes that are named like its constructor's arguments).
 
     >>> describe(torch.nn.ReLU())
     {'class': 'ReLU', 'inplace': False}
     """
     if part is None:
         return {"class": "none"}
-    if settings is None:
-        settings = {name: getattr(part, name, None) for name in inspect.signature(type(part)).parameters}
-    return {"class": type(part).__name__} | {name: value for name, value in settings.items() if _is_plain(value)}
+    if values is None:
+        values = {name: getattr(part, name, None) for name in settings(type(part))}
+    return {"class": type(part).__name__} | {name: value for name, value in values.items() if _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:

@@ -13,7 +13,8 @@ from torch import Tensor
 from dfl_lightning.errors import UserError
 from dfl_lightning.seeding import generator, global_seed
 
-EVALUATION_IMAGES = 2048  # images in one evaluation batch, over all its nodes
+EVALUATION_IMAGES = 2048  # at most so many images in one evaluation batch, over all its nodes,
+EVALUATION_VALUES = 2**26  # and at most so many values (one image may have more)
 
 
 @dataclass
@@ -59,7 +60,8 @@ class NodeData:
             for rows in split.indices:
                 digest.update(rows.numpy().tobytes() + b"|")
             step = max(1, len(split.images) // 4096)
-            digest.update(split.images[::step].contiguous().numpy().tobytes())
+            for image in split.images[::step]:  # one by one, since they may be mapped from a file larger than memory
+                digest.update(image.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
 
@@ -93,7 +95,8 @@ class NodeLoader:
 
     For training, step s holds the s-th mini-batch of every node that still has one; a node's order of samples depends
     on (seed, node, round, local epoch) alone, and nodes with less data finish earlier. For evaluation
-    (``local_epochs=0``) every sample is seen once, in order, several nodes to a batch.
+    (``local_epochs=0``) every sample is seen once, in order, several nodes to a batch. ``augment`` may change training
+    batches: it is given each one with the round and the step.
     """
 
     def __init__(
@@ -103,9 +106,12 @@ class NodeLoader:
         local_epochs: int = 0,
         seed: int = 0,
         round_index: Callable[[], int] | None = None,
+        clients: Callable[[], Tensor] | None = None,
+        augment: Callable[[NodeBatch, int, int], NodeBatch] | None = None,
     ) -> None:
         self.split, self.batch_size, self.local_epochs, self.seed = split, batch_size, local_epochs, seed
-        self.round_index = round_index or (lambda: 0)
+        self.round_index, self.clients = round_index or (lambda: 0), clients
+        self.augment = augment or (lambda batch, index, step: batch)
 
     def __len__(self) -> int:
         if not self.local_epochs:
@@ -116,10 +122,12 @@ class NodeLoader:
         yield from self._training() if self.local_epochs else map(self._gather, self._packs())
 
     def _training(self) -> Iterator[NodeBatch]:
-        steps = [iter(self._mini_batches(node, rows)) for node, rows in enumerate(self.split.indices)]
-        for _ in range(len(self)):
+        clients = range(len(self.split.indices)) if self.clients is None else self.clients().tolist()
+        steps = [iter(self._mini_batches(client, self.split.indices[client])) for client in clients]
+        for number in range(len(self)):  # the Trainer counts on it, so a round without the largest client ends idly
             parts = [(node, rows) for node, step in enumerate(steps) if (rows := next(step, None)) is not None]
-            yield self._gather(parts)
+            batch = self._gather(parts)
+            yield self.augment(batch, self.round_index(), number) if parts else batch
 
     def _mini_batches(self, node: int, rows: Tensor) -> Iterator[Tensor]:
         for epoch in range(self.local_epochs):
@@ -130,19 +138,20 @@ class NodeLoader:
 
     def _packs(self) -> Iterator[list[tuple[int, Tensor]]]:
         pack: list[tuple[int, Tensor]] = []
-        room = EVALUATION_IMAGES
+        values = self.split.images.shape[1:].numel()
+        most = room = max(1, min(EVALUATION_IMAGES, EVALUATION_VALUES // values))
         for node, rows in enumerate(self.split.indices):
-            for chunk in rows.split(EVALUATION_IMAGES) if len(rows) else ():
+            for chunk in rows.split(most) if len(rows) else ():
                 if len(chunk) > room:
                     yield pack
-                    pack, room = [], EVALUATION_IMAGES
+                    pack, room = [], most
                 pack.append((node, chunk))
                 room -= len(chunk)
         if pack:
             yield pack
 
     def _gather(self, parts: list[tuple[int, Tensor]]) -> NodeBatch:
-        rows = torch.cat([rows for _, rows in parts])
+        rows = torch.cat([rows for _, rows in parts]) if parts else torch.empty(0, dtype=torch.long)
         nodes, sizes = [node for node, _ in parts], [len(rows) for _, rows in parts]
         return NodeBatch(nodes, sizes, self.split.images[rows], self.split.labels[rows])
 
@@ -184,10 +193,18 @@ class NodeDataModule(LightningDataModule, ABC):
             UserError: the data is missing, malformed, or not enough for so many nodes.
         """
 
+    @property
+    def _module(self) -> Any:
+        return self.trainer.lightning_module  # type: ignore[union-attr]
+
     def setup(self, stage: str | None = None) -> None:
         """Loads the data once, for the number of nodes that the topology of the trainer's module has."""
-        module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
-        wanted = (module.topology.num_nodes, global_seed())
+        module = self._module
+        wanted = (module.topology.num_clients, global_seed())
+        if module.topology.central and self.evaluate_union:
+            raise UserError(
+                "data.evaluate_union is true, but a server's model is always measured on the union; leave it false."
+            )
         if self._loaded == wanted:
             return
         self.nodes = self.load(*wanted)
@@ -207,23 +224,53 @@ class NodeDataModule(LightningDataModule, ABC):
         self.fingerprint = self.nodes.fingerprint()
         self._loaded = wanted
 
+    def mini_batch(self, node: int, rows: Tensor) -> NodeBatch:
+        """Some training samples of one node, as one batch.
+
+        Args:
+            node: number of the node.
+            rows: which rows of the training images, long [n].
+        """
+        assert self.nodes is not None
+        train = self.nodes.train
+        return NodeBatch([node], [len(rows)], train.images[rows], train.labels[rows])
+
     def train_dataloader(self) -> NodeLoader:
         assert self.nodes is not None
         assert self.trainer is not None
-        trainer = self.trainer
+        trainer, module = self.trainer, self._module
         return NodeLoader(
-            self.nodes.train, self.batch_size, self.local_epochs, global_seed(), lambda: trainer.current_epoch
+            self.nodes.train,
+            self.batch_size,
+            self.local_epochs,
+            global_seed(),
+            lambda: trainer.current_epoch,
+            (lambda: module.clients) if module.topology.central else None,
+            self.augmented,
         )
 
     def val_dataloader(self) -> list[NodeLoader]:
-        """Each node's own held-out data and, if asked for, the union of all nodes' held-out data for each node."""
+        """Each node's own held-out data and, if asked for, the union of all nodes' held-out data for each node.
+
+        A server's model is measured once, as node 0, on the union of all clients' held-out data.
+        """
         assert self.nodes is not None
         test = self.nodes.test
+        if self._module.topology.central:
+            return [NodeLoader(replace(test, indices=[torch.cat(test.indices).unique()]), self.batch_size)]
         loaders = [NodeLoader(test, self.batch_size)]
         if self.evaluate_union:
             everything = torch.cat(test.indices).unique()  # nodes may share held-out users
             loaders.append(NodeLoader(replace(test, indices=[everything] * len(test.indices)), self.batch_size))
         return loaders
+
+    def augmented(self, batch: NodeBatch, round_index: int, step: int) -> NodeBatch:
+        """A training batch as the nodes shall see it, still bytes on the CPU; it may be changed in place.
+
+        What is drawn for a node's samples may depend on (seed, node, round, step) alone: then a resumed run draws the
+        same, whichever nodes share the batch.
+        """
+        return batch
 
     def on_after_batch_transfer(self, batch: NodeBatch, dataloader_idx: int) -> NodeBatch:
         """Bytes become numbers in [0, 1] here, on the device."""

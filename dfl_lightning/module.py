@@ -4,6 +4,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from dfl_lightning.optimizer import NodeOptimizer
 from dfl_lightning.phases import Aggregator, Attack, RoundCallback
 from dfl_lightning.replicas import Init, Replicas
 from dfl_lightning.round import Round
-from dfl_lightning.seeding import derive_seed, global_seed
+from dfl_lightning.seeding import derive_seed, generator, global_seed
 from dfl_lightning.topology import Topology, honest_components
 from dfl_lightning.traffic import received, screening, traffic
 
@@ -53,14 +54,15 @@ class DFLModule(LightningModule):
         clip_norm: a node's gradient is scaled down to this norm in every local step (default: not).
         optimizer: any torch optimizer, in place of SGD; its own arguments then hold the learning rate.
         keep_optimizer: keep each node's optimizer state (momentum ...) from round to round.
+        lr_steps: learning rates from given rounds (from 1) on, such as ``{100: 0.01}``.
         init: ``shared``: all replicas start equal; ``independent``: each from its own initialisation.
         allow_other_total: resume although the checkpoint was made for another number of rounds T, on which thresholds
             depend.
 
     Attributes:
         replicas: the models of all nodes, once the Trainer has configured the module.
-        neighbours: bool [N, N], receiver by sender.
-        byzantine: bool [N].
+        neighbours: bool [N, N], receiver by sender: the graph of the first round, before any node falls silent.
+        byzantine: bool [N]; of all clients where a server samples them.
         history: one dictionary of figures per finished round.
         table: per-node figures of the last evaluation: column -> one value per node.
     """
@@ -75,6 +77,7 @@ class DFLModule(LightningModule):
         clip_norm: float | None = None,
         optimizer: Callable[[Iterable], Optimizer] | None = None,
         keep_optimizer: bool = False,
+        lr_steps: dict[int, float] | None = None,
         init: Init = "shared",
         allow_other_total: bool = False,
     ) -> None:
@@ -83,6 +86,7 @@ class DFLModule(LightningModule):
         self.make_network, self.topology = network, topology
         self.lr, self.momentum, self.weight_decay, self.clip_norm = lr, momentum, weight_decay, clip_norm
         self.make_optimizer, self.keep_optimizer = optimizer, keep_optimizer
+        self.lr_steps = lr_steps or {}
         self.init, self.allow_other_total = init, allow_other_total
         self._check_settings()
         self.history: list[dict[str, float]] = []
@@ -104,6 +108,17 @@ class DFLModule(LightningModule):
                     f"model.{name} is {value}, but model.optimizer replaces SGD and would ignore it; "
                     f"give it to the optimizer instead, as model.optimizer.init_args.{name}."
                 )
+        for first, rate in self.lr_steps.items():
+            if first < 1 or not rate > 0:
+                raise UserError(
+                    f"model.lr_steps is {self.lr_steps}, but it must give learning rates above 0 from rounds 1 on."
+                )
+        if self.topology.central and self.keep_optimizer:
+            raise UserError(
+                "model.keep_optimizer is true, but a server's clients start anew in every round; leave it false."
+            )
+        if self.topology.central and self.init != "shared":
+            raise UserError(f"model.init is {self.init}, but a server sends all clients one model; use shared.")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"model.clip_norm is {self.clip_norm}, but it must be above 0, or null for no clipping.")
 
@@ -112,12 +127,17 @@ class DFLModule(LightningModule):
     def configure_callbacks(self) -> list[Any]:
         """The first hook of a run, before any data is read: who is there, and options that a round does not survive."""
         check_trainer(self.trainer)
-        nodes, seed = self.topology.num_nodes, global_seed()
+        seed = global_seed()
         self.neighbours = self.topology.adjacency(seed)
         attack = self._only(Attack)
-        self.byzantine = attack.choose(nodes, seed) if attack else torch.zeros(nodes, dtype=torch.bool)
+        clients = self.topology.num_clients
+        self.byzantine = attack.choose(clients, seed) if attack else torch.zeros(clients, dtype=torch.bool)
         if self.trainer.state.fn == TrainerFn.FITTING:
             self.history = []
+            if self.topology.central and self._only(Aggregator) is None:
+                raise UserError("aggregator is null, but a server needs a rule to make one model of many; choose one.")
+            for callback in self._round_callbacks:
+                callback.check(self.topology, self.byzantine, seed, self.trainer.max_epochs or 1)
         self.trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return []
 
@@ -132,6 +152,20 @@ class DFLModule(LightningModule):
     @property
     def _callbacks(self) -> list[Any]:
         return self.trainer.callbacks  # type: ignore[attr-defined]
+
+    @property
+    def _round_callbacks(self) -> list[RoundCallback]:
+        return [callback for callback in self._callbacks if isinstance(callback, RoundCallback)]
+
+    @property
+    def clients(self) -> Tensor:
+        """Which client each node is in this round, long [N]."""
+        return self.topology.sampled(global_seed(), self.current_epoch)
+
+    @property
+    def byzantine_here(self) -> Tensor:
+        """Which nodes of this round are Byzantine, bool [N]."""
+        return self.byzantine[self.clients]
 
     @property
     def _data(self) -> Any:
@@ -181,19 +215,24 @@ class DFLModule(LightningModule):
 
     def on_fit_start(self) -> None:
         data = self._data
-        parts = honest_components(self.neighbours, self.byzantine)
-        if len(parts) > 1:
-            log.warning(
-                "The honest nodes do not form one connected graph, as the papers' analyses assume; its parts are %s.",
-                "; ".join(str(part) for part in parts),
-            )
+        if self.topology.central:
+            links = f"{self.topology.num_nodes} of them in a round"
+        else:
+            links = f"{int(self.neighbours.sum()) // 2} links"
+            if len(parts := honest_components(self.neighbours, self.byzantine)) > 1:
+                log.warning(
+                    "The honest nodes do not form one connected graph, as the papers' analyses assume; its parts are "
+                    "%s.",
+                    "; ".join(str(part) for part in parts),
+                )
         if data.nodes.warning:
             log.warning("%s", data.nodes.warning)
         log.info(
-            "%d nodes, %d of them Byzantine, %d links; %s parameters each; %d to %d training samples a node, from %s.",
-            self.topology.num_nodes,
+            "%d %s, %d of them Byzantine, %s; %s parameters each; %d to %d training samples, from %s.",
+            self.topology.num_clients,
+            "clients" if self.topology.central else "nodes",
             int(self.byzantine.sum()),
-            int(self.neighbours.sum()) // 2,
+            links,
             f"{self.replicas.num_parameters:,}",
             min(len(rows) for rows in data.nodes.train.indices),
             max(len(rows) for rows in data.nodes.train.indices),
@@ -207,8 +246,14 @@ class DFLModule(LightningModule):
         self._clock = time.perf_counter()
         self._record = {"round": self.current_epoch + 1}
         self._round_open = True
-        if any(getattr(callback, "needs_start", False) for callback in self._callbacks):
+        if self.topology.central:  # one row, shown as many
+            self._start = self.replicas.rows[:1].clone().expand_as(self.replicas.rows)
+        elif any(callback.needs_start for callback in self._round_callbacks):
             self._start = self.replicas.rows.clone()
+        for first in sorted(self.lr_steps):
+            if self.current_epoch + 1 >= first:
+                for group in self.optimizers().optimizer.param_groups:  # type: ignore[union-attr]
+                    group["lr"] = self.lr_steps[first]
 
     def training_step(self, batch: NodeBatch, batch_idx: int) -> None:
         optimizer: Any = self.optimizers()
@@ -259,35 +304,68 @@ class DFLModule(LightningModule):
         """Runs the phases of the round over all callbacks and keeps its record."""
         round = Round(
             self.replicas.rows,
-            self.neighbours,
-            self.byzantine,
+            self.topology.at(global_seed(), self.current_epoch),
+            self.byzantine_here,
+            central=self.topology.central,
+            byzantine_share=float(self.byzantine.double().mean()),
             index=self.current_epoch,
             total=self.trainer.max_epochs or 1,
             seed=global_seed(),
             num_parameters=self.replicas.num_parameters,
+            layers=[slot.shape.numel() for slot in self.replicas.layout.parameters],
             variances=self.replicas.layout.variances(),
             start=self._start,
         )
-        round.aggregator = self._only(Aggregator)
-        phases = [callback for callback in self._callbacks if isinstance(callback, RoundCallback)]
-        for phase in ("on_attack", "on_aggregate", "on_round_end"):
-            for callback in phases:
-                getattr(callback, phase)(round)
+        round.aggregator, round.clients = self._only(Aggregator), self.clients
+
+        def phase(name: str) -> None:
+            for callback in self._round_callbacks:
+                getattr(callback, name)(round)
+
+        round.attack, round.loss = partial(phase, "on_attack"), partial(self._loss, cache(self._mini_batch))
+        phase("on_attack")
+        honest = ~round.byzantine & round.sane
+        mean = self.replicas.rows[honest, : round.num_parameters].mean(0) if round.central and honest.any() else None
+        phase("on_aggregate")
+        if round.central:
+            round.share_()
+            if mean is not None:  # GAS, Figure 2
+                new = self.replicas.rows[0, : round.num_parameters]
+                round.metrics["deviation/honest_mean"] = float(torch.linalg.vector_norm(new - mean))
+        phase("on_round_end")
         broken = round.broken if round.broken is not None else ~round.sane
-        if nodes := (broken & ~self.byzantine).nonzero()[:, 0].tolist():
+        if nodes := (broken & ~round.byzantine).nonzero()[:, 0].tolist():
             round.notes.append(
                 f"Honest nodes {nodes} have a model that is not finite; they neither send nor take part."
             )
         self._record |= screening(round) | traffic(round, self.replicas.rows.itemsize) | round.metrics
-        self._exchanged = {"received_parameters": received(round).tolist()}
+        self._exchanged = {
+            "neighbours": round.neighbours.sum(1).tolist(),
+            "byzantine_neighbours": (round.neighbours & round.byzantine).sum(1).tolist(),
+            "received_parameters": received(round).tolist(),
+        }
         if round.accepted is not None:
-            self._exchanged["accepted_honest"] = (round.accepted & ~self.byzantine).sum(1).tolist()
-            self._exchanged["accepted_byzantine"] = (round.accepted & self.byzantine).sum(1).tolist()
+            self._exchanged["accepted_honest"] = (round.accepted & ~round.byzantine).sum(1).tolist()
+            self._exchanged["accepted_byzantine"] = (round.accepted & round.byzantine).sum(1).tolist()
         for note in round.notes:
             log.warning("Round %d: %s", round.index + 1, note)
         round.close()
         self._start = None
         self._round_open = False
+
+    def _mini_batch(self, node: int) -> tuple[Tensor, Tensor]:
+        """Images and labels of a mini-batch of a node's training data, another one in every round."""
+        data = self._data
+        rows = data.nodes.train.indices[int(self.clients[node])]
+        chosen = torch.randperm(len(rows), generator=generator(global_seed(), "judge", self.current_epoch, node))
+        batch = data.mini_batch(node, rows[chosen[: data.batch_size]]).to(self.device)
+        batch = data.on_after_batch_transfer(batch, 0)
+        return batch.images.to(self.replicas.rows.dtype), batch.labels
+
+    def _loss(self, mini_batch: Callable[[int], tuple[Tensor, Tensor]], model: Tensor, node: int) -> float:
+        """The loss of a model [D] on the mini-batch of a node."""
+        images, labels = mini_batch(node)
+        return float(cross_entropy(self.replicas.load(node, model).eval()(images).float(), labels))
 
     # Evaluation
 
@@ -309,7 +387,11 @@ class DFLModule(LightningModule):
             return
         figures: dict[str, float] = {}
         ter, loss = self.own_data.compute()
-        chosen = ~self.byzantine & self.own_data.measured
+        chosen = self.own_data.measured
+        if self.topology.central:
+            ter, loss = ter[:1].expand_as(ter), loss[:1].expand_as(loss)  # everybody has the server's model
+        else:
+            chosen = chosen & ~self.byzantine
         figures |= {f"ter/{name}": value for name, value in over_honest(ter, chosen).items()}
         figures |= {f"loss/{name}": value for name, value in over_honest(loss, chosen).items() if name == "mean"}
         self.table = self._describe_nodes() | {"ter": ter.tolist(), "loss": loss.tolist()}
@@ -320,6 +402,9 @@ class DFLModule(LightningModule):
                 for name, value in over_honest(union, ~self.byzantine & self.union_data.measured).items()
             }
             self.table["ter_union"] = union.tolist()
+        best = [1 - row["ter/mean"] for row in self.history if "ter/mean" in row]
+        if "ter/mean" in figures:
+            figures["accuracy/best"] = max(*best, 1 - figures["ter/mean"]) if best else 1 - figures["ter/mean"]
         self.log_dict(figures, logger=False)
         self._record |= figures
         self._record["time/evaluation"] = self._lap()
@@ -328,17 +413,17 @@ class DFLModule(LightningModule):
 
     def _describe_nodes(self) -> dict[str, list[Any]]:
         """What is known of each node besides its results: column -> one value per node."""
-        data = self._data.nodes
+        data, clients = self._data.nodes, self.clients.tolist()
         table: dict[str, list[Any]] = {
             "node": list(range(self.topology.num_nodes)),
-            "byzantine": self.byzantine.tolist(),
-            "neighbours": self.neighbours.sum(1).tolist(),
-            "byzantine_neighbours": (self.neighbours & self.byzantine).sum(1).tolist(),
-            "train_samples": [len(rows) for rows in data.train.indices],
-            "test_samples": [len(rows) for rows in data.test.indices],
+            "byzantine": self.byzantine_here.tolist(),
+            "train_samples": [len(data.train.indices[client]) for client in clients],
+            "test_samples": [len(data.test.indices[client]) for client in clients],
         }
+        if self.topology.central:
+            table["client"] = clients
         if data.users:
-            table["users"] = [" ".join(users) for users in data.users]
+            table["users"] = [" ".join(data.users[client]) for client in clients]
         return table | self._exchanged
 
     def on_train_epoch_end(self) -> None:
@@ -367,6 +452,7 @@ class DFLModule(LightningModule):
             "byzantine": self.byzantine,
             "layout": self.replicas.layout.describe(),
             "network": describe_network(self.make_network),
+            "topology": describe(self.topology),
             "optimizer": describe(
                 optimizer, optimizer.defaults | {"clip_norm": self.clip_norm, "keep_optimizer": self.keep_optimizer}
             ),

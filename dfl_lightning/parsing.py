@@ -1,7 +1,6 @@
 """A command-line parser whose errors are one sentence each, with the nearest right name where a name is wrong."""
 
 import difflib
-import inspect
 import re
 import sys
 import traceback
@@ -14,6 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from omegaconf.errors import OmegaConfBaseException
 
 from dfl_lightning.errors import UserError
+from dfl_lightning.settings import settings
 
 NO_SUCH_SETTING = re.compile(
     r"Option '(?P<a>[\w.]+)' is not accepted"
@@ -77,20 +77,13 @@ class OneSentenceParser(LightningArgumentParser):
     def _section(self, key: str) -> str:
         """The whole name of a class's argument, where one section alone has an argument of that name."""
         sections = [
-            section
-            for section, classes in self.choices.items()
-            if any(key in inspect.signature(found).parameters for found in classes)
+            section for section, classes in self.choices.items() if any(key in settings(found) for found in classes)
         ]
         return f"{sections[0]}.{key}" if len(sections) == 1 else key
 
     def _settings(self) -> list[str]:
         """Every name that a setting may have: keys of the sections, and arguments of the classes that can be named."""
-        arguments = {
-            name
-            for classes in self.choices.values()
-            for found in classes
-            for name in inspect.signature(found).parameters
-        }
+        arguments = {name for classes in self.choices.values() for found in classes for name in settings(found)}
         return [action.dest for action in self._actions] + sorted(arguments)
 
 

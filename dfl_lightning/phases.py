@@ -2,14 +2,20 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from dfl_lightning.errors import UserError
+from dfl_lightning.errors import UserError, one_of
+from dfl_lightning.functional.sketch import CountSketch
 from dfl_lightning.round import Round
 from dfl_lightning.seeding import generator
+from dfl_lightning.topology import Topology
+
+Knowledge = Literal["all", "neighbours"]
 
 
 class RoundCallback(Callback):
@@ -23,6 +29,9 @@ class RoundCallback(Callback):
     """
 
     needs_start: bool = False
+
+    def check(self, topology: Topology, byzantine: Tensor, seed: int, rounds: int) -> None:
+        """Called before any data is read: raises UserError if this callback does not fit such a network."""
 
     def on_attack(self, round: Round) -> None:
         """Messages may be forged."""
@@ -49,16 +58,28 @@ class Attack(RoundCallback, ABC):
     Byzantine nodes train and aggregate like everyone; an attack changes only what they send.
 
     Args:
-        fraction: share of the nodes that are Byzantine, at least 0 and below 1.
+        fraction: share of the nodes (or of a server's clients) that is Byzantine, at least 0 and below 1.
         nodes: the Byzantine nodes by number, in place of a fraction.
         seed: of the choice (default: the run's seed).
+
+    Attributes:
+        needs_graph: whether it sends different receivers different messages, which a server does not have.
     """
+
+    needs_graph: bool = False
 
     def __init__(self, fraction: float = 0.3, nodes: list[int] | None = None, seed: int | None = None) -> None:
         super().__init__()
         if not 0 <= fraction < 1:
             raise UserError(f"attack.fraction is {fraction}, but it is a share of all nodes, at least 0 and below 1.")
         self.fraction, self.nodes, self.seed = fraction, nodes, seed
+
+    def check(self, topology: Topology, byzantine: Tensor, seed: int, rounds: int) -> None:
+        if topology.central and self.needs_graph:
+            raise UserError(
+                f"attack is {type(self).__name__}, which sends every receiver another message, but a server is one "
+                "receiver; use another attack or another topology."
+            )
 
     def choose(self, num_nodes: int, seed: int) -> Tensor:
         """bool [N]: the Byzantine nodes. ceil(fraction * N) drawn by the seed, or those listed.
@@ -91,6 +112,34 @@ class Attack(RoundCallback, ABC):
         """Forges messages by ``round.forge``; called when there is a Byzantine node."""
 
 
+class ColludingAttack(Attack):
+    """Base of attacks by nodes that work together and see honest models.
+
+    Args:
+        knowledge: ``all``: they know every honest node's model; ``neighbours``: those of their own neighbours, which
+            they tell each other.
+    """
+
+    def __init__(self, knowledge: Knowledge = "all", **options: Any) -> None:
+        super().__init__(**options)
+        one_of("attack.knowledge", knowledge, Knowledge)
+        self.knowledge = knowledge
+
+    def seen(self, round: Round) -> Tensor:
+        """bool [N]: the honest nodes whose models the attackers know."""
+        honest = ~round.byzantine & round.sane
+        return honest if self.knowledge == "all" else honest & round.neighbours[round.byzantine].any(0)
+
+    def on_attack(self, round: Round) -> None:
+        if round.byzantine.any() and self.seen(round).any():  # who sees nobody sends its own model
+            self.attack(round)
+
+
+def one_message(round: Round) -> Tensor:
+    """The route by which all attackers send the forged row 0 to everybody, for ``round.forge``."""
+    return torch.where(round.byzantine, 0, -1).expand(round.num_nodes, -1)
+
+
 class Aggregator(RoundCallback, ABC):
     """Base of aggregation rules: how every node makes its next model of its own and its neighbours'.
 
@@ -108,9 +157,29 @@ class Aggregator(RoundCallback, ABC):
 
     Attributes:
         krum_like: whether the rule is Krum or a variant, for attacks that are made against it.
+        central: whether a server can apply the rule, which has no model of its own.
     """
 
     krum_like: bool = False
+    central: bool = False
+
+    def check(self, topology: Topology, byzantine: Tensor, seed: int, rounds: int) -> None:
+        if topology.central and not self.central:
+            raise UserError(
+                f"aggregator is {type(self).__name__}, which compares with a node's own model, but a server has none; "
+                "use a rule such as GAS, MultiKrum, Median or DFedAvg, or another topology."
+            )
+
+    def reach(self, round: Round) -> Tensor | None:
+        """How far a message may be from each node's model to be accepted, [N], as attackers who know everything see it.
+
+        None if the rule has no such threshold.
+        """
+        return None
+
+    def public_sketch(self, dim: int) -> CountSketch | None:
+        """The hash for models of d parameters that everybody can compute beforehand; None without sketches."""
+        return None
 
     @abstractmethod
     def aggregate(self, round: Round) -> Tensor:
@@ -124,7 +193,14 @@ class Aggregator(RoundCallback, ABC):
         round.accepted = accepted
 
     def __call__(
-        self, models: Tensor, neighbours: Tensor | None = None, index: int = 0, total: int = 1, seed: int = 0
+        self,
+        models: Tensor,
+        neighbours: Tensor | None = None,
+        index: int = 0,
+        total: int = 1,
+        seed: int = 0,
+        start: Tensor | None = None,
+        loss: Callable[[Tensor, int], float] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Applies the rule once to models [n, d], which stay as they are.
 
@@ -134,6 +210,8 @@ class Aggregator(RoundCallback, ABC):
             index: t, the round's number from 0.
             total: T, the number of rounds.
             seed: of the rule's random choices.
+            start: [n, d], the models before local training, for rules that look at updates.
+            loss: of a model [d] on a node's data, for rules that run models.
 
         Returns:
             The new models [n, d], and whom each node accepted, bool [n, n].
@@ -142,7 +220,9 @@ class Aggregator(RoundCallback, ABC):
         if neighbours is None:
             neighbours = ~torch.eye(n, dtype=torch.bool)
         rows = models.clone()
-        round = Round(rows, neighbours, torch.zeros(n, dtype=torch.bool), index=index, total=total, seed=seed)
+        nobody = torch.zeros(n, dtype=torch.bool)
+        round = Round(rows, neighbours, nobody, index=index, total=total, seed=seed, start=start)
+        round.loss = loss
         self.on_aggregate(round)
         assert round.accepted is not None
         return rows, round.accepted

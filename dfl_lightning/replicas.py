@@ -133,13 +133,18 @@ class Replicas(nn.Module):
         """d: parameters of one model, buffers not counted."""
         return self.layout.num_parameters
 
-    def load(self, node: int) -> nn.Module:
-        """The network, showing a node's model: what it learns from here on, it writes into that node's row."""
-        row = self.rows[node]
+    def load(self, node: int, row: Tensor | None = None) -> nn.Module:
+        """The network, showing a node's model: what it learns from here on, it writes into that node's row.
+
+        Args:
+            node: number of the node.
+            row: another model [D] that the network shall show, with the node's counters.
+        """
+        row = self.rows[node] if row is None else row
         for tensor, slot in self._parameters_of:
             tensor.data = row[slot.start : slot.stop].view(slot.shape)
         self._shown = []
-        for name, view in self._buffer_views(node):
+        for name, view in self._buffer_views(node, row):
             owner, _, leaf = name.rpartition(".")
             module = self.network.get_submodule(owner)
             module._buffers[leaf] = view
@@ -153,9 +158,9 @@ class Replicas(nn.Module):
             if (current := module._buffers[leaf]) is not view and current is not None:
                 view.copy_(current)
 
-    def _buffer_views(self, node: int) -> Iterator[tuple[str, Tensor]]:
+    def _buffer_views(self, node: int, row: Tensor) -> Iterator[tuple[str, Tensor]]:
         for slot in self.layout.buffers:
-            yield slot.name, self.rows[node, slot.start : slot.stop].view(slot.shape)
+            yield slot.name, row[slot.start : slot.stop].view(slot.shape)
         for name, values in self.counters.items():
             yield name, values[node]
 
@@ -177,4 +182,4 @@ class Replicas(nn.Module):
         """Names and tensors of a node's model (views of its row, then its counters), as in a state dict."""
         for slot in self.layout.parameters:
             yield slot.name, self.rows[node, slot.start : slot.stop].view(slot.shape)
-        yield from self._buffer_views(node)
+        yield from self._buffer_views(node, self.rows[node])

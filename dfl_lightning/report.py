@@ -91,6 +91,7 @@ def summary_table(history: list[dict[str, float]], rounds: int) -> Table:
     if measured:
         best = min(measured, key=lambda entry: entry["ter/mean"])
         row(f"TER, best mean (round {best['round']:g})", "ter/mean", of=best)
+    row("accuracy, best so far", "accuracy/best")
     row("TER on the union of all test data, mean", "ter/union_mean")
     row("loss, mean over honest nodes", "loss/mean")
     row("accepted honest neighbours", "screening/accepted_honest", "{:.1%}")

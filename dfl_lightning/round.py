@@ -11,6 +11,7 @@ from torch import Tensor
 from dfl_lightning.functional.distances import LIMIT, squared_distances
 from dfl_lightning.seeding import generator
 
+DELIVERED = 8  # forged models that are put together at a time
 WIDTH = 16_384  # columns of a block: a block of a hundred rows stays in the cache
 
 
@@ -43,6 +44,29 @@ class Block:
         return generator(*self.key, name, self.index)
 
 
+def equal_receivers(rows: Tensor, members: Tensor, *keys: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Receivers that combine the same rows, so that what depends on these alone is computed once for them.
+
+    On a complete graph all honest nodes are one group.
+
+    Args:
+        rows: long [N, N], receiver by sender, the row of each message; the own row on the diagonal.
+        members: bool [N, N], which of them count; receivers without any are left out.
+        keys: further numbers [N] that must be equal within a group.
+
+    Yields:
+        Numbers of rows, long [n], in the order of their senders (a row that several of them send counts several
+        times), and ascending numbers of receivers, long [m].
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    for receiver in members.any(1).nonzero()[:, 0].tolist():
+        own_keys = [int(one[receiver]) for one in keys]
+        numbers = rows[receiver, members[receiver]].tolist()
+        found.setdefault((*own_keys, *numbers), []).append(receiver)
+    for group, receivers in found.items():
+        yield torch.tensor(group[len(keys) :]), torch.tensor(receivers)
+
+
 class Round:
     """One exchange of models between neighbours, seen from above.
 
@@ -54,9 +78,13 @@ class Round:
         rows: Tensor [N, D], changed in place by :meth:`map_`.
         neighbours: bool [N, N], receiver by sender, diagonal False.
         byzantine: bool [N].
+        central: a server receives all messages, an attacker's forged one in place of its own model, and sends its new
+            model to everybody: all nodes have the same candidates, and :meth:`share_` ends the aggregation.
+        byzantine_share: share of all clients that is Byzantine, where a server samples them (default: of the nodes).
         index: t, the number of the round, from 0.
         total: T, the number of rounds.
         seed: of everything random in the run.
+        layers: how many parameters each tensor of the model has, in the order of the columns (default: one tensor).
         num_parameters: d; columns from d on are buffers, which follow the models and are not compared (default: D).
         variances: bool [D - d], which buffers must not be negative.
         start: [N, D], the rows at the start of the round, if some callback needs them.
@@ -70,6 +98,10 @@ class Round:
         metrics: further figures of this round to be logged.
         notes: lines about this round for the person who watches.
         aggregator: the rule that will be applied, for attacks that know it.
+        clients: long [N], which client each node is in this round.
+        attack: forges messages anew; what :meth:`exchange` calls.
+        loss: the loss of a model [D] on a mini-batch of a node's training data, for rules that run models.
+        exchanges: how often models were exchanged before in this round.
     """
 
     def __init__(
@@ -78,16 +110,22 @@ class Round:
         neighbours: Tensor,
         byzantine: Tensor,
         *,
+        central: bool = False,
+        byzantine_share: float | None = None,
         index: int = 0,
         total: int = 1,
         seed: int = 0,
         num_parameters: int | None = None,
+        layers: list[int] | None = None,
         variances: Tensor | None = None,
         start: Tensor | None = None,
     ) -> None:
         self.index, self.total, self.seed = index, total, seed
-        self.neighbours, self.byzantine = neighbours, byzantine
+        self.neighbours, self.byzantine, self.central = neighbours, byzantine, central
+        self.byzantine_share = float(byzantine.double().mean()) if byzantine_share is None else byzantine_share
+        self.clients = torch.arange(len(rows))
         self.num_parameters = rows.shape[1] if num_parameters is None else num_parameters
+        self.layers = layers or [self.num_parameters]
         self._rows, self._start, self._variances = rows, start, variances
         self._own_finite: Tensor | None = None
         self._route_nothing()
@@ -97,16 +135,25 @@ class Round:
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self.aggregator: Any = None
+        self.attack: Callable[[], None] = lambda: None
+        self.loss: Callable[[Tensor, int], float] | None = None
+        self.exchanges = 0
 
     def close(self) -> None:
         """Ends the round: an attack's closure and the round hold each other, and with them memory, until this."""
         self._route_nothing()
         self._start = None
+        self.attack, self.loss = lambda: None, None
 
     @property
     def num_nodes(self) -> int:
         """N."""
         return len(self._rows)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one parameter."""
+        return self._rows.itemsize
 
     @property
     def device(self) -> torch.device:
@@ -125,6 +172,8 @@ class Round:
         self.num_forged = 0
         self._forge: Callable[[Block], Tensor] | None = None
         self._finite: Tensor | None = None
+        self._measured: dict[tuple[int, ...], Tensor] = {}
+        self._stored: Tensor | None = None
 
     def forge(self, route: Tensor, fn: Callable[[Block], Tensor], announce: Tensor | None = None) -> None:
         """Replaces messages by forged ones.
@@ -139,10 +188,19 @@ class Round:
         n = self.num_nodes
         if route.dtype == torch.bool:
             route = torch.where(route, route.cumsum(0) - 1, -1).expand(n, n)
-        route = route.clone().fill_diagonal_(-1)
+        if not self.central:
+            route = route.clone().fill_diagonal_(-1)
         self.sent = torch.where(route >= 0, route + n, torch.arange(n))
-        self.announced = self.sent if announce is None else announce
-        self.num_forged, self._forge, self._finite = int(route.max()) + 1, fn, None
+        self.announced = self.sent if announce is None else announce.where(~torch.eye(n, dtype=torch.bool), self.sent)
+        self.num_forged, self._forge = int(route.max()) + 1, fn
+        self._own_finite = None
+        self._finite, self._measured, self._stored = None, {}, None
+
+    def exchange(self) -> None:
+        """Models are exchanged once more in this round: attackers see the current ones and forge anew."""
+        self.exchanges += 1
+        self._route_nothing()
+        self.attack()
 
     # The two verbs
 
@@ -151,7 +209,8 @@ class Round:
             columns = slice(low, min(low + WIDTH, self.num_parameters))
             own = self._rows[:, columns]
             start = None if self._start is None else self._start[:, columns]
-            block = Block(own, own[:0], start, columns, index, (self.seed, self.index))
+            key = (self.seed, self.index, self.exchanges) if self.exchanges else (self.seed, self.index)
+            block = Block(own, own[:0], start, columns, index, key)
             if forged and self._forge is not None:
                 block.forged = self._forge(block)
                 if len(block.forged) != self.num_forged:
@@ -193,7 +252,18 @@ class Round:
             if any_broken:
                 new[broken] = block.own[broken]
             block.own.copy_(new)
-        self._finite = self._own_finite = None
+        self._finite, self._own_finite, self._measured, self._stored = None, None, {}, None
+
+    def gather(self, columns: Tensor) -> Tensor:
+        """Any columns of all rows, [N + F, len(columns)]. The forged rows are put together first, and kept."""
+        own = self._rows.index_select(1, columns)
+        if self._forge is None:
+            return own
+        if self._stored is None:
+            self._stored = stored = self._rows.new_empty(self.num_forged, self.num_parameters)
+            for block in self._blocks():
+                stored[:, block.columns] = block.forged
+        return torch.cat([own, self._stored.index_select(1, columns)])
 
     # What rules need to know
 
@@ -215,10 +285,18 @@ class Round:
 
     @property
     def sane(self) -> Tensor:
-        """bool [N]: nodes whose own model, buffers included, is finite."""
-        if self._own_finite is None:  # forging changes messages, not own rows
-            self._own_finite = self.finite[: self.num_nodes].cpu()
+        """bool [N]: nodes whose own model, buffers included, is finite; on a server, whose message is."""
+        if self._own_finite is None:
+            self._own_finite = self.finite.cpu()[self.sent.diagonal()]
         return self._own_finite & self._buffers_sane
+
+    @property
+    def observers(self) -> Tensor:
+        """bool [N]: whose view of the round is reported: honest nodes', or the server's, as one of its equal rows."""
+        if not self.central:
+            return ~self.byzantine
+        first = int(self.sane.byte().argmax())
+        return torch.arange(self.num_nodes) == first
 
     @property
     def links(self) -> Tensor:
@@ -232,19 +310,95 @@ class Round:
 
     def distances(self) -> tuple[Tensor, Tensor]:
         """Squared distances [N + F, N + F] and norms [N + F] of all rows, float64; infinite where not finite."""
-        both = self.reduce(lambda block: squared_distances(block.rows, self.num_nodes))
-        both = both.where(both.isfinite(), torch.inf).cpu()
-        return both[:, :-1], both[:, -1]
+        if () not in self._measured:
+            both = self.reduce(lambda block: squared_distances(block.rows, self.num_nodes))
+            self._measured[()] = both.where(both.isfinite(), torch.inf).cpu()
+        return self._measured[()][:, :-1], self._measured[()][:, -1]
+
+    def sampled_distances(self, sample: int, draw: int = 0) -> Tensor:
+        """Squared distances [N + F, N + F] over ``sample`` random columns, the same for whoever asks for a draw."""
+        if (sample, draw) not in self._measured:
+            source = self.generator(f"columns {self.exchanges} {draw}")
+            drawn = torch.randperm(self.num_parameters, generator=source)[:sample].sort().values
+
+            def partial(block: Block) -> Tensor:
+                ends = torch.tensor([block.columns.start, block.columns.stop])
+                low, high = torch.searchsorted(drawn, ends).tolist()
+                some = block.rows[:, drawn[low:high] - block.columns.start]
+                return squared_distances(some, self.num_nodes)[:, :-1]
+
+            squared = self.reduce(partial)
+            self._measured[sample, draw] = squared.where(squared.isfinite(), torch.inf).cpu()
+        return self._measured[sample, draw]
 
     def to_messages(self, squared: Tensor) -> Tensor:
         """Distances [N, N] of each receiver's own row to the messages it gets, from squared ones between all rows."""
         return squared[: self.num_nodes].gather(1, self.sent).sqrt()
 
+    def deliver(self, pairs: Tensor) -> Iterator[tuple[Tensor, list[int], int]]:
+        """Whole models, for rules that must run them.
+
+        Own rows are given as they lie in memory; forged ones are put together a few at a time.
+
+        Args:
+            pairs: bool [N, N], receiver by sender; the diagonal is the own model.
+
+        Yields:
+            A model [D] with its buffers, the nodes that receive it, and its sender.
+        """
+        wanted = [(int(self.sent[i, j]), j, i) for i, j in pairs.nonzero().tolist()]
+        parcels: dict[tuple[int, int], list[int]] = {}
+        for row, sender, receiver in sorted(wanted):
+            parcels.setdefault((row, sender), []).append(receiver)
+        forged = sorted({row for row, _ in parcels if row >= self.num_nodes})
+        for (row, sender), receivers in parcels.items():
+            if row < self.num_nodes:
+                yield self._rows[row], receivers, sender
+        for low in range(0, len(forged), DELIVERED):
+            rows = forged[low : low + DELIVERED]
+            models = self._rows.new_empty(len(rows), self._rows.shape[1])
+            picked = torch.tensor(rows) - self.num_nodes
+            for block in self._blocks():
+                models[:, block.columns] = block.forged[picked]
+            for (row, sender), receivers in parcels.items():
+                if row in rows:
+                    model = models[rows.index(row)]
+                    model[self.num_parameters :] = self._rows[sender, self.num_parameters :]
+                    yield model, receivers, sender
+
+    def losses(self, pairs: Tensor) -> Tensor:
+        """The loss of each message on a mini-batch of its receiver's training data, float64 [N, N]; NaN elsewhere.
+
+        Args:
+            pairs: bool [N, N], receiver by sender; the diagonal is the own model.
+
+        Raises:
+            ValueError: nobody gave the round a ``loss``.
+        """
+        if self.loss is None:
+            raise ValueError("This rule runs models on data, so it needs loss, a function of a model [D] and a node.")
+        found = torch.full(pairs.shape, torch.nan, dtype=torch.float64)
+        for model, receivers, sender in self.deliver(pairs):
+            for receiver in receivers:
+                found[receiver, sender] = self.loss(model, receiver)
+        return found
+
     # What rules do
 
     def count(self, kind: str, edges: Tensor, each: int) -> None:
-        """Counts messages of ``each`` parameters over ``edges``, bool [N, N], receiver by sender."""
-        self.received[kind] = self.received.get(kind, 0) + edges.sum(1) * each
+        """Counts messages of ``each`` parameters over ``edges``, bool [N, N], receiver by sender.
+
+        On a server every row is the server, which receives the message on the diagonal as well.
+        """
+        self.received[kind] = self.received.get(kind, 0) + (edges.sum(1) + self.central) * each
+
+    def share_(self) -> None:
+        """The server's new model becomes everybody's; if no message was sane, that of the round's start."""
+        assert self.broken is not None
+        if (sane := ~self.broken).any():
+            self._rows.copy_(self._rows[int(sane.nonzero()[0])].clone())
+        elif self._start is not None:
+            self._rows.copy_(self._start)
 
     def mix_(self, weights: Tensor) -> None:
         """Every node's model becomes the weighted sum of its own (diagonal) and its messages; buffers likewise.
@@ -272,11 +426,26 @@ class Round:
                 new[poisoned] = torch.nan
             return new
 
+        self.combine_(mixed, weights, poisoned, forged=len(forged) > 0)
+
+    def combine_(
+        self, fn: Callable[[Block], Tensor], weights: Tensor, poisoned: Tensor | None = None, forged: bool = True
+    ) -> None:
+        """Writes fn(block) [N, c] into every node's parameters; buffers become weighted sums.
+
+        Args:
+            fn: makes the new columns.
+            weights: [N, N], receiver by sender, for the buffers.
+            poisoned: bool [N], nodes whose buffers become NaN.
+            forged: whether ``fn`` looks at the forged rows.
+        """
         buffers = self._rows[:, self.num_parameters :]
         if buffers.numel():
             keep = self.sane  # asked before the parameters change
-            follow = weights.to(device, dtype) @ buffers.masked_fill(~self._buffers_sane.to(device)[:, None], 0)
-            follow[poisoned] = torch.nan
+            sane = self._buffers_sane.to(buffers.device)
+            follow = weights.to(buffers) @ buffers.masked_fill(~sane[:, None], 0)
+            if poisoned is not None:
+                follow[poisoned] = torch.nan
             buffers[keep] = follow[keep]
-        self.map_(mixed, forged=len(forged) > 0)
+        self.map_(fn, forged)
         self.__dict__.pop("_buffers_sane", None)

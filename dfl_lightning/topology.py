@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dfl_lightning.errors import UserError
-from dfl_lightning.seeding import derive_seed
+from dfl_lightning.seeding import derive_seed, generator
 
 if TYPE_CHECKING:  # networkx costs half a second, so it is imported where a graph is made
     import networkx
@@ -23,21 +23,72 @@ MAX_DRAWS = 1000  # of a random graph, before giving up on a connected one
 class Topology(ABC):
     """Base of every topology. A subclass writes :meth:`graph`.
 
+    One whose graph changes during the run sets ``redraw_every``, too, and writes :meth:`graph_at`.
+
     Args:
         num_nodes: number of nodes.
+        silent: probability that a node is silent in a round: it neither sends nor receives.
     """
 
-    def __init__(self, num_nodes: int) -> None:
+    central: bool = False  # a server aggregates once for all
+    redraw_every: int | None = None  # rounds that a graph lasts; None: all of them
+    silent: float = 0.0
+    _latest: tuple[tuple[int, int], Tensor] | None = None
+
+    def __init__(self, num_nodes: int, silent: float = 0.0) -> None:
         if num_nodes < 1:
             raise UserError(f"topology.num_nodes is {num_nodes}, but it must be at least 1.")
-        self.num_nodes = num_nodes
+        if not 0 <= silent < 1:
+            raise UserError(f"topology.silent is {silent}, but it is a probability and must be at least 0 and below 1.")
+        self.num_nodes, self.silent = num_nodes, silent
+
+    @property
+    def varies(self) -> bool:
+        """Whether :meth:`at` may differ from round to round."""
+        return self.redraw_every is not None or self.silent > 0
 
     @abstractmethod
     def graph(self, seed: int) -> "networkx.Graph":
         """The graph over the nodes 0 .. N-1, without self-loops, the same for the same seed of the run."""
 
+    def graph_at(self, seed: int, index: int) -> "networkx.Graph":
+        """The graph of round ``index``, silent nodes included: in round 0 and by default, :meth:`graph`."""
+        return self.graph(seed)
+
+    def graph_number(self, index: int) -> int:
+        """How many graphs came before that of round ``index``."""
+        return 0 if self.redraw_every is None else index // self.redraw_every
+
+    @property
+    def num_clients(self) -> int:
+        """How many there are in all; more than ``num_nodes`` where a server samples them."""
+        return self.num_nodes
+
+    def sampled(self, seed: int, index: int) -> Tensor:
+        """Which client each node is in round ``index``: long [N], ascending."""
+        return torch.arange(self.num_nodes)
+
+    def silent_nodes(self, seed: int, index: int) -> Tensor:
+        """Who is silent in round ``index``: bool [N], drawn by the run's seed."""
+        return torch.rand(self.num_nodes, generator=generator(seed, "silent", index)) < self.silent
+
+    def at(self, seed: int, index: int) -> Tensor:
+        """Who is whose neighbour in round ``index``, from 0: bool [N, N], symmetric, with a diagonal of False.
+
+        A function of the seed of the run and of the round alone, so that a resumed run sees the same graphs.
+        """
+        heard = ~self.silent_nodes(seed, index)
+        return self.drawn(seed, index) & heard & heard[:, None]
+
+    def drawn(self, seed: int, index: int) -> Tensor:
+        """As :meth:`at`, if nobody were silent; not to be changed."""
+        key = seed, self.graph_number(index)
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, self._matrix(self.graph_at(seed, index))
+        return self._latest[1]
+
     def adjacency(self, seed: int) -> Tensor:
-        """Who is whose neighbour: bool [N, N], symmetric, with a diagonal of False.
+        """Who is whose neighbour in round 0 if nobody is silent: bool [N, N], symmetric, with a diagonal of False.
 
         >>> Ring(4).adjacency(seed=0).int()
         tensor([[0, 1, 0, 1],
@@ -45,8 +96,11 @@ class Topology(ABC):
                 [0, 1, 0, 1],
                 [1, 0, 1, 0]], dtype=torch.int32)
         """
+        return self._matrix(self.graph(seed))
+
+    def _matrix(self, graph: "networkx.Graph") -> Tensor:
         adjacency = torch.zeros(self.num_nodes, self.num_nodes, dtype=torch.bool)
-        edges = torch.tensor(list(self.graph(seed).edges), dtype=torch.long).view(-1, 2)
+        edges = torch.tensor(list(graph.edges), dtype=torch.long).view(-1, 2)
         adjacency[edges[:, 0], edges[:, 1]] = True
         return adjacency | adjacency.T
 
@@ -56,10 +110,11 @@ class Ring(Topology):
 
     Args:
         num_nodes: number of nodes.
+        silent: probability that a node is silent in a round: it neither sends nor receives.
     """
 
-    def __init__(self, num_nodes: int) -> None:
-        super().__init__(num_nodes)
+    def __init__(self, num_nodes: int, silent: float = 0.0) -> None:
+        super().__init__(num_nodes, silent)
 
     def graph(self, seed: int) -> "networkx.Graph":
         import networkx as nx
@@ -73,10 +128,68 @@ class FullyConnected(Topology):
 
     Args:
         num_nodes: number of nodes.
+        silent: probability that a node is silent in a round: it neither sends nor receives.
     """
 
-    def __init__(self, num_nodes: int) -> None:
-        super().__init__(num_nodes)
+    def __init__(self, num_nodes: int, silent: float = 0.0) -> None:
+        super().__init__(num_nodes, silent)
+
+    def graph(self, seed: int) -> "networkx.Graph":
+        import networkx as nx
+
+        return nx.complete_graph(self.num_nodes)
+
+
+class Server(Topology):
+    """A server that samples clients in every round and sends all of them the same model (federated learning).
+
+    The nodes of a round are the sampled clients. The server applies the aggregator once, to their messages, and the
+    result is everybody's next model.
+
+    Args:
+        clients: how many clients there are.
+        clients_per_round: how many of them take part in a round (default: all).
+        ratio: in place of ``clients_per_round``, their share of all clients; a half is rounded up.
+        seed: draws the clients in place of the run's seed.
+    """
+
+    central = True
+
+    def __init__(
+        self,
+        clients: int,
+        clients_per_round: int | None = None,
+        ratio: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if clients < 1:
+            raise UserError(f"topology.clients is {clients}, but it must be at least 1.")
+        if ratio is not None and clients_per_round is not None:
+            raise UserError(
+                f"topology.clients_per_round is {clients_per_round} and topology.ratio is {ratio}, but one alone "
+                "says how many clients take part; leave the other out."
+            )
+        if ratio is not None:
+            if not 0 < ratio <= 1:
+                raise UserError(f"topology.ratio is {ratio}, but it is a share of the clients, above 0 and at most 1.")
+            count = math.floor(ratio * clients + 0.5 + 1e-9)
+        else:
+            count = clients if clients_per_round is None else clients_per_round
+        if not 1 <= count <= clients:
+            raise UserError(
+                f"{count} of {clients} clients would take part in a round, but it must be from 1 to all of them; "
+                "change topology.clients_per_round or topology.ratio."
+            )
+        super().__init__(count)
+        self.clients, self.clients_per_round, self.ratio, self.seed = clients, clients_per_round, ratio, seed
+
+    @property
+    def num_clients(self) -> int:
+        return self.clients
+
+    def sampled(self, seed: int, index: int) -> Tensor:
+        source = generator(seed if self.seed is None else self.seed, "clients", index)
+        return torch.randperm(self.clients, generator=source)[: self.num_nodes].sort().values
 
     def graph(self, seed: int) -> "networkx.Graph":
         import networkx as nx
@@ -87,12 +200,24 @@ class FullyConnected(Topology):
 class RandomTopology(Topology):
     """Base of the topologies that are drawn. A subclass writes :meth:`draw` and :meth:`advice`."""
 
-    def __init__(self, num_nodes: int, seed: int | None, if_disconnected: IfDisconnected) -> None:
-        super().__init__(num_nodes)
+    def __init__(
+        self,
+        num_nodes: int,
+        seed: int | None,
+        if_disconnected: IfDisconnected,
+        redraw_every: int | None = None,
+        silent: float = 0.0,
+    ) -> None:
+        super().__init__(num_nodes, silent)
         if if_disconnected not in get_args(IfDisconnected):
             allowed = ", ".join(get_args(IfDisconnected))
             raise UserError(f"topology.if_disconnected is {if_disconnected!r}, but it must be one of {allowed}.")
-        self.seed, self.if_disconnected = seed, if_disconnected
+        if redraw_every is not None and redraw_every < 1:
+            raise UserError(
+                f"topology.redraw_every is {redraw_every}, but it is a number of rounds and must be at least 1; "
+                f"set it to null for one graph in all rounds."
+            )
+        self.seed, self.if_disconnected, self.redraw_every = seed, if_disconnected, redraw_every
 
     @abstractmethod
     def draw(self, seed: int) -> "networkx.Graph":
@@ -103,20 +228,26 @@ class RandomTopology(Topology):
         """For a message, after "is not connected;": how likely a connected graph is and which settings make it so."""
 
     def graph(self, seed: int) -> "networkx.Graph":
-        """The first drawn graph that is connected, or whatever else ``if_disconnected`` says.
+        return self.graph_at(seed, 0)
+
+    def graph_at(self, seed: int, index: int) -> "networkx.Graph":
+        """The first graph drawn for the round that is connected, or whatever else ``if_disconnected`` says.
 
         Raises:
             UserError: no connected graph was drawn and ``if_disconnected`` does not say to keep another.
         """
         import networkx as nx
 
-        chosen = seed if self.seed is None else self.seed
+        chosen, number = seed if self.seed is None else self.seed, self.graph_number(index)
+        drawn_by = derive_seed(chosen, "redraw", number) if number else chosen
         draws = MAX_DRAWS if self.if_disconnected == "redraw" else 1
         for draw in range(draws):
-            graph = self.draw(derive_seed(chosen, "topology", draw))
+            graph = self.draw(derive_seed(drawn_by, "topology", draw))
             if self.if_disconnected == "keep" or nx.is_connected(graph):
                 return graph
-        tried = f"None of {draws} graphs drawn is" if draws > 1 else f"The graph drawn with seed {chosen} is not"
+        when = f" for round {index}" if number else ""
+        one = f"The graph drawn{when} with seed {chosen} is not"
+        tried = f"None of {draws} graphs drawn{when} is" if draws > 1 else one
         raise UserError(f"{tried} connected; {self.advice()}.")
 
 
@@ -129,12 +260,20 @@ class ErdosRenyi(RandomTopology):
         seed: draws the graph in place of the run's seed; give it to keep the graph while the run's seed varies.
         if_disconnected: what to do if some nodes cannot reach others: draw again (up to 1,000 times), refuse to run,
             or keep the graph.
+        redraw_every: draw a new graph every so many rounds; null: one graph for the whole run.
+        silent: probability that a node is silent in a round: it neither sends nor receives.
     """
 
     def __init__(
-        self, num_nodes: int, p: float, seed: int | None = None, if_disconnected: IfDisconnected = "redraw"
+        self,
+        num_nodes: int,
+        p: float,
+        seed: int | None = None,
+        if_disconnected: IfDisconnected = "redraw",
+        redraw_every: int | None = None,
+        silent: float = 0.0,
     ) -> None:
-        super().__init__(num_nodes, seed, if_disconnected)
+        super().__init__(num_nodes, seed, if_disconnected, redraw_every, silent)
         self.p = p
         if not 0 <= p <= 1:
             raise UserError(f"topology.p is {p}, but it is a probability and must be from 0 to 1.")
@@ -191,12 +330,20 @@ class KRegular(RandomTopology):
         seed: draws the graph in place of the run's seed; give it to keep the graph while the run's seed varies.
         if_disconnected: what to do if some nodes cannot reach others: draw again (up to 1,000 times), refuse to run,
             or keep the graph; from k = 3 on it hardly ever happens.
+        redraw_every: draw a new graph every so many rounds; null: one graph for the whole run.
+        silent: probability that a node is silent in a round: it neither sends nor receives.
     """
 
     def __init__(
-        self, num_nodes: int, k: int, seed: int | None = None, if_disconnected: IfDisconnected = "redraw"
+        self,
+        num_nodes: int,
+        k: int,
+        seed: int | None = None,
+        if_disconnected: IfDisconnected = "redraw",
+        redraw_every: int | None = None,
+        silent: float = 0.0,
     ) -> None:
-        super().__init__(num_nodes, seed, if_disconnected)
+        super().__init__(num_nodes, seed, if_disconnected, redraw_every, silent)
         self.k = k
         if not 0 <= k < num_nodes:
             raise UserError(
@@ -227,6 +374,73 @@ class KRegular(RandomTopology):
         return "set topology.k to 3 or more (or use Ring for 2 neighbours), or set topology.if_disconnected to keep"
 
 
+class Mobility(Topology):
+    """Nodes that move in the unit square and exchange models with those within reach.
+
+    They start anywhere, uniformly at random; each has its own direction, keeps to it, and is reflected at the borders.
+
+    Args:
+        num_nodes: number of nodes.
+        radius: distance up to which two nodes hear each other; the square's sides are 1 long.
+        speed: distance that a node covers per round.
+        seed: draws starts and directions in place of the run's seed; give it to keep them while the run's seed varies.
+        if_disconnected: what to do if some nodes cannot reach others in a round: keep the graph, or refuse to go on.
+        silent: probability that a node is silent in a round: it neither sends nor receives.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        radius: float,
+        speed: float = 0.05,
+        seed: int | None = None,
+        if_disconnected: IfDisconnected = "keep",
+        silent: float = 0.0,
+    ) -> None:
+        super().__init__(num_nodes, silent)
+        if not 0 < radius < math.inf:
+            raise UserError(f"topology.radius is {radius}, but it is a distance and must be above 0 and finite.")
+        if not 0 <= speed < math.inf:
+            raise UserError(f"topology.speed is {speed}, but it is a distance and must be at least 0 and finite.")
+        if if_disconnected not in ("keep", "refuse"):
+            raise UserError(
+                f"topology.if_disconnected is {if_disconnected!r}, but who hears whom follows from where the nodes are "
+                f"and cannot be drawn again; set it to keep or refuse."
+            )
+        self.radius, self.speed, self.seed, self.if_disconnected = radius, speed, seed, if_disconnected
+        self.redraw_every = 1 if speed else None
+
+    def positions(self, seed: int, index: int) -> Tensor:
+        """Where the nodes are in round ``index``: float64 [N, 2], from 0 to 1."""
+        draw = generator(seed if self.seed is None else self.seed, "mobility")
+        start = torch.rand(self.num_nodes, 2, dtype=torch.float64, generator=draw)
+        angle = 2 * math.pi * torch.rand(self.num_nodes, dtype=torch.float64, generator=draw)
+        direction = torch.stack([angle.cos(), angle.sin()], dim=1)
+        # A square of mirrors: straight on through its images, of which every second one is turned round.
+        straight = (start + self.speed * index * direction).remainder(2)
+        return torch.minimum(straight, 2 - straight)
+
+    def graph(self, seed: int) -> "networkx.Graph":
+        return self.graph_at(seed, 0)
+
+    def graph_at(self, seed: int, index: int) -> "networkx.Graph":
+        """The graph of all pairs of nodes that are within the radius in round ``index``.
+
+        Raises:
+            UserError: it is not connected and ``if_disconnected`` says to refuse it.
+        """
+        import networkx as nx
+
+        positions = dict(enumerate(self.positions(seed, index).tolist()))
+        graph = nx.random_geometric_graph(self.num_nodes, self.radius, pos=positions)
+        if self.if_disconnected == "refuse" and not nx.is_connected(graph):
+            raise UserError(
+                f"The graph of round {index} is not connected, with topology.num_nodes={self.num_nodes} and "
+                f"topology.radius={self.radius}: raise topology.radius, or set topology.if_disconnected to keep."
+            )
+        return graph
+
+
 class FromFile(Topology):
     """A graph read from a file: GraphML if its name ends in .graphml, otherwise text with one edge "u v" per line.
 
@@ -236,14 +450,15 @@ class FromFile(Topology):
 
     Args:
         path: the file.
+        silent: probability that a node is silent in a round: it neither sends nor receives.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, silent: float = 0.0) -> None:
         self.path = path
         self._graph = _numbered(_read_graphml(path) if path.lower().endswith(".graphml") else _read_edges(path))
         if not len(self._graph):
             raise UserError(f"topology.path is {path}, but that file names no nodes: give it one edge 'u v' per line.")
-        super().__init__(len(self._graph))
+        super().__init__(len(self._graph), silent)
 
     def graph(self, seed: int) -> "networkx.Graph":
         return self._graph.copy()

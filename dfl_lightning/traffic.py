@@ -13,15 +13,17 @@ def received(round: Round) -> torch.Tensor:
 def traffic(round: Round, itemsize: int) -> dict[str, float]:
     """Parameters and bytes received per honest node, and what was saved against fetching every neighbour's model.
 
-    The reduction is 1 - (received by honest nodes) / (d times their neighbours), 0 where nobody has neighbours.
+    The reduction is 1 - (received by honest nodes) / (d times their neighbours), 0 where nobody has neighbours. On a
+    server it is what the server receives, from all clients of the round.
 
     Args:
         round: a round whose aggregator has counted what moved.
         itemsize: bytes of one parameter.
     """
-    honest = ~round.byzantine
-    moved, full = int(received(round)[honest].sum()), int(round.neighbours[honest].sum()) * round.num_parameters
-    each = moved / int(honest.sum())
+    seen = round.observers
+    senders = int((round.neighbours[seen].sum(1) + round.central).sum())
+    moved, full = int(received(round)[seen].sum()), senders * round.num_parameters
+    each = moved / int(seen.sum())
     return {
         "traffic/parameters": each,
         "traffic/bytes": each * itemsize,
@@ -34,7 +36,7 @@ def screening(round: Round) -> dict[str, float]:
     rates = {}
     if round.accepted is not None:
         for name, senders in (("honest", ~round.byzantine), ("byzantine", round.byzantine)):
-            links = round.neighbours & ~round.byzantine[:, None] & senders
+            links = round.neighbours & round.observers[:, None] & senders
             if links.any():
                 rates[f"screening/accepted_{name}"] = int((round.accepted & links).sum()) / int(links.sum())
     return rates

@@ -1,7 +1,7 @@
 """What many tests share: a tiny world of nodes that trains in a second."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from lightning import Trainer, seed_everything
 from torch import nn
 
-from dfl_lightning import DFLModule, NodeData, NodeDataModule, NodeSplit, Ring
+from dfl_lightning import Attack, DFLModule, NodeData, NodeDataModule, NodeSplit, Ring, Round
 from dfl_lightning.seeding import generator
 
 os.environ["WANDB_MODE"] = "disabled"
@@ -88,3 +88,52 @@ def fit(tmp_path: Path) -> Callable[..., DFLModule]:
         return module
 
     return run
+
+
+@pytest.fixture
+def trained() -> Callable[..., Round]:
+    """Makes a round of ten nodes after local training, on a graph where the attackers hear nothing of 6 and 9."""
+    graph = "01 04 02 12 23 34 35 56 69 79 78 58 14 93"
+
+    def make(
+        *,
+        byzantine: Sequence[int] = (1, 4, 8),
+        complete: bool = False,
+        broken: Sequence[int] = (),
+        dim: int = 130,
+        draw: int = 0,
+        scale: float = 1.0,
+        dtype: torch.dtype = torch.float64,
+        with_start: bool = True,
+        **options: Any,
+    ) -> Round:
+        numbers = torch.Generator().manual_seed(draw)
+        common = torch.randn(dim, generator=numbers, dtype=torch.float64)
+        start = common + 0.1 * torch.randn(10, dim, generator=numbers, dtype=torch.float64)
+        rows = start + 0.05 + 0.1 * torch.randn(10, dim, generator=numbers, dtype=torch.float64)
+        rows[list(broken), 3] = torch.nan
+        marks = torch.zeros(10, dtype=torch.bool)
+        marks[list(byzantine)] = True
+        neighbours = ~torch.eye(10, dtype=torch.bool)
+        if not complete:
+            neighbours[:] = False
+            for a, b in graph.split():
+                neighbours[int(a), int(b)] = neighbours[int(b), int(a)] = True
+        rows, start = (scale * rows).to(dtype), (scale * start).to(dtype)
+        return Round(rows, neighbours, marks, start=start if with_start else None, **options)
+
+    return make
+
+
+@pytest.fixture
+def messages() -> Callable[..., torch.Tensor]:
+    """What everybody is sent, [N, N, d], receiver by sender, once an attack (if one is given) has forged."""
+
+    def look(round: Round, attack: Attack | None = None) -> torch.Tensor:
+        if attack is not None:
+            attack.on_attack(round)
+        blocks: list[torch.Tensor] = []
+        round.reduce(lambda block: blocks.append(block.rows.clone()) or torch.zeros(1))
+        return torch.cat(blocks, 1)[round.sent]
+
+    return look

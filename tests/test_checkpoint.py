@@ -156,7 +156,7 @@ def test_another_seed_topology_or_number_of_nodes_is_refused(world, fit, tiny_ne
     seed_everything(1, verbose=False)
     make = partial(tiny_net, norm=True)
     same = Gaussian(nodes=[1]), SketchGuard(sketch_size=10)
-    with pytest.raises(UserError, match="another topology"):
+    with pytest.raises(UserError, match="topology's class Ring, but here it is FullyConnected"):
         fit(*same, module=DFLModule(make, FullyConnected(4), lr=0.1, momentum=0.9), max_epochs=6, ckpt_path=broken_off)
     with pytest.raises(UserError, match="4 nodes, but the topology has 5"):
         fit(module=DFLModule(make, Ring(5)), max_epochs=6, ckpt_path=broken_off)

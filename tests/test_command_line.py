@@ -56,15 +56,25 @@ def refused(command, *arguments):
     return lines[0]
 
 
+SMALL = {
+    "ErdosRenyi": ["--topology.num_nodes=4", "--topology.p=0.9"],
+    "Mobility": ["--topology.num_nodes=4"],
+    "Server": ["--topology.clients=8", "--topology.ratio=null", "--topology.clients_per_round=4"],
+    "FemnistCNN": ["--model.network.size=tiny"],
+    "CIFAR10": ["--data.rendered_samples=200"],
+    "CIFAR100": ["--data.rendered_samples=400", "--data.min_samples=2"],
+    "ImageNet12": ["--data.rendered_samples=120", "--data.size=48", "--data.min_samples=2"],
+}
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 def test_every_config_trains(config, command):
     """With few and small data, on rendered stand-ins where the real ones are not there."""
-    small = ["--topology.num_nodes=4", "--topology.p=0.9", "--data.max_samples=20", "--data.local_epochs=1"]
-    network = yaml.safe_load(config.read_text())["model"]["network"]["class_path"]
-    size = ["--model.network.size=tiny"] if network == "FemnistCNN" else []
-    status, out, err = command(
-        f"--config={config}", *small, *size, "--trainer.max_epochs=1", "--trainer.accelerator=cpu"
-    )
+    content = yaml.safe_load(config.read_text())
+    names = [content[section]["class_path"] for section in ("topology", "data")]
+    small = [change for name in [*names, content["model"]["network"]["class_path"]] for change in SMALL.get(name, [])]
+    small += ["--data.max_samples=20", "--data.local_epochs=1", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    status, out, err = command(f"--config={config}", *small)
     assert status == 0, err
     assert "TER, mean over honest nodes" in out
 

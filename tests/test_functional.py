@@ -201,7 +201,10 @@ def test_krum_scores_equal_a_plain_loop(nodes, byzantine):
     squared = squared_distances(normal(2 * nodes, 30))[:, :-1].view(2, nodes, 2 * nodes)[0, :, :nodes]
     scores = krum_scores(squared, byzantine)
     np.testing.assert_allclose(scores.numpy(), plain_krum(squared.tolist(), byzantine), rtol=1e-12)
-    assert torch.equal(krum_scores(squared.expand(2, -1, -1), byzantine), scores.expand(2, -1))
+    several = krum_scores(squared[:, :, None].expand(-1, -1, 2), byzantine)  # further dimensions are other problems
+    assert torch.allclose(several, scores[:, None].expand(-1, 2), rtol=1e-12)
+    everybody = torch.ones(nodes, dtype=torch.bool)
+    assert torch.allclose(krum_scores(squared, byzantine, everybody), scores, rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -199,8 +199,9 @@ def test_union_evaluation_measures_every_node_on_everyones_held_out_data(fit, bl
 def test_one_row_per_round_holds_every_figure(fit):
     module = fit(Gaussian(nodes=[0]), SketchGuard(sketch_size=10))
     assert [row["round"] for row in module.history] == [1, 2]
-    keys = {"round", "ter/mean", "ter/worst", "ter/std", "loss/mean"}
+    keys = {"round", "ter/mean", "ter/worst", "ter/std", "loss/mean", "accuracy/best"}
     keys |= {"screening/accepted_honest", "screening/accepted_byzantine", "screening/verification_failed"}
+    keys |= {"screening/sketch_error"}
     keys |= {"traffic/parameters", "traffic/bytes", "traffic/reduction"}
     keys |= {"time/training", "time/aggregation", "time/evaluation"}
     assert module.history[0].keys() == keys

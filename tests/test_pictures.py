@@ -128,7 +128,8 @@ class Module(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.neighbours, self.byzantine = Ring(4).adjacency(seed=0), some(1, 4)
+        self.topology = Ring(4)
+        self.neighbours, self.byzantine = self.topology.adjacency(seed=0), some(1, 4)
         self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ class DFedAvg(Aggregator):
         alpha: weight of the own model, with ``mixing: alpha``.
     """
 
+    central = True
+
     def __init__(self, mixing: Mixing = "uniform", alpha: float = 0.5) -> None:
         super().__init__()
         one_of("aggregator.mixing", mixing, Mixing)

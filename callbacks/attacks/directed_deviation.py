@@ -1,6 +1,6 @@
 """The directed deviation attack of Fang et al. 2020."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -8,48 +8,36 @@ from torch import Tensor
 from dfl_lightning.errors import one_of
 from dfl_lightning.functional.deviation import deviation_interval, krum_deviation
 from dfl_lightning.functional.distances import LIMIT
-from dfl_lightning.phases import Attack
+from dfl_lightning.phases import ColludingAttack, one_message
 from dfl_lightning.round import Block, Round
 
 Against = Literal["auto", "trimmed_mean", "krum"]
 
 
-class DirectedDeviation(Attack):
+class DirectedDeviation(ColludingAttack):
     """Sends models that deviate against the direction in which honest training moves (Fang et al. 2020).
 
-    The attackers know every honest node's model of this round, and work together.
+    Knows the honest models of this round; the form against Krum also the number of nodes and attackers.
 
     Args:
         against: the rule that is attacked. ``trimmed_mean``: every coordinate is drawn beyond the honest models'
             extreme value, each attacker on its own; this form hides among honest models. ``krum``: all attackers send
             one model, as far against the direction as Krum still picks it. ``auto``: ``krum`` if the aggregator is
             Krum or Multi-Krum, else ``trimmed_mean``.
-        fraction: share of the nodes that are Byzantine, at least 0 and below 1.
-        nodes: the Byzantine nodes by number, in place of a fraction.
-        seed: of the choice (default: the run's seed).
     """
 
     needs_start = True
 
-    def __init__(
-        self,
-        against: Against = "auto",
-        fraction: float = 0.3,
-        nodes: list[int] | None = None,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(fraction, nodes, seed)
+    def __init__(self, against: Against = "auto", **options: Any) -> None:
+        super().__init__(**options)
         one_of("attack.against", against, Against)
         self.against = against
 
     def attack(self, round: Round) -> None:
-        honest = ~round.byzantine & round.sane
-        if not honest.any():
-            return
         krum = self.against == "krum" or (
             self.against == "auto" and round.aggregator is not None and round.aggregator.krum_like
         )
-        (self._against_krum if krum else self._against_trimmed_mean)(round, honest)
+        (self._against_krum if krum else self._against_trimmed_mean)(round, self.seen(round))
 
     def _against_trimmed_mean(self, round: Round, honest: Tensor) -> None:
         def forged(block: Block) -> Tensor:
@@ -87,5 +75,4 @@ class DirectedDeviation(Attack):
             reference, direction = reference_and_direction(block)
             return (reference - far * direction)[None]
 
-        everyone = torch.where(round.byzantine, 0, -1).expand(round.num_nodes, -1)
-        round.forge(everyone, forged)
+        round.forge(one_message(round), forged)

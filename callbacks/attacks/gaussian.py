@@ -1,5 +1,7 @@
 """Random noise."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,15 +17,10 @@ class Gaussian(Attack):
 
     Args:
         sigma: standard deviation of the noise, per parameter.
-        fraction: share of the nodes that are Byzantine, at least 0 and below 1.
-        nodes: the Byzantine nodes by number, in place of a fraction.
-        seed: of the choice (default: the run's seed).
     """
 
-    def __init__(
-        self, sigma: float = 1.0, fraction: float = 0.3, nodes: list[int] | None = None, seed: int | None = None
-    ) -> None:
-        super().__init__(fraction, nodes, seed)
+    def __init__(self, sigma: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
         finite("attack.sigma", sigma)
         if not sigma >= 0:
             raise UserError(f"attack.sigma is {sigma}, but a standard deviation is at least 0.")

@@ -1,5 +1,7 @@
 """The own model times a factor."""
 
+from typing import Any
+
 from dfl_lightning.errors import finite
 from dfl_lightning.phases import Attack
 from dfl_lightning.round import Round
@@ -12,15 +14,10 @@ class ScaledModel(Attack):
 
     Args:
         factor: what the own model is multiplied by.
-        fraction: share of the nodes that are Byzantine, at least 0 and below 1.
-        nodes: the Byzantine nodes by number, in place of a fraction.
-        seed: of the choice (default: the run's seed).
     """
 
-    def __init__(
-        self, factor: float = -5.0, fraction: float = 0.3, nodes: list[int] | None = None, seed: int | None = None
-    ) -> None:
-        super().__init__(fraction, nodes, seed)
+    def __init__(self, factor: float = -5.0, **options: Any) -> None:
+        super().__init__(**options)
         finite("attack.factor", factor)
         self.factor = factor
 

@@ -5,6 +5,8 @@ from torch import Tensor
 
 LIMIT = torch.finfo(torch.float32).max  # a row whose squares sum up to more counts as not finite
 
+ROUNDING = 8  # equal rows come out at a squared distance of up to half as many units in the last place, not at 0
+
 SLICES = 4  # the Gram product is cut into a fixed number of column slices, so that its bits do not depend on threads
 
 
@@ -35,5 +37,7 @@ def squared_distances(rows: Tensor, sane: int | None = None) -> Tensor:
     centred = torch.nn.functional.pad(centred, (0, -c % SLICES)).view(m, SLICES, -1).transpose(0, 1)
     gram = torch.bmm(centred, centred.transpose(1, 2)).sum(0, dtype=torch.float64)
     diagonal = gram.diagonal()
-    squared = (diagonal[:, None] + diagonal - 2 * gram).clamp(min=0).triu(1)
+    lengths = diagonal[:, None] + diagonal
+    squared = lengths - 2 * gram
+    squared = squared.masked_fill(squared < ROUNDING * torch.finfo(rows.dtype).eps * lengths, 0).triu(1)
     return torch.cat([squared + squared.T, norms[:, None]], 1)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-TIE = 1e-5  # distances that differ by less, relatively, differ by rounding
+from dfl_lightning.functional.selection import ranks
 
 
 def threshold_factor(gamma: float, kappa: float, index: int, total: int) -> float:
@@ -41,7 +41,7 @@ def screen(distances: Tensor, bounds: Tensor, candidates: Tensor, fallback: bool
     accepted = open_ & (distances <= bounds[:, None])
     if fallback:
         shut = distances.masked_fill(~open_, torch.inf)
-        nearest = (shut <= shut.amin(1, keepdim=True) * (1 + TIE)).byte().argmax(1)  # the first of the nearest
+        nearest = ranks(shut).argmin(1)
         alone = open_.any(1) & ~accepted.any(1)
         accepted[alone, nearest[alone]] = True
     return accepted

@@ -48,3 +48,16 @@ class CountSketch:
         slots = self.slots[columns].long().expand(len(rows), -1)
         sums = rows.new_zeros(len(rows), 2 * self.size).scatter_add_(1, slots, rows)
         return sums[:, : self.size] - sums[:, self.size :]
+
+    def counts(self) -> Tensor:
+        """How many coordinates each bucket holds, [k]; the diagonal of S S', where S is the sketch as a matrix."""
+        return (self.slots % self.size).bincount(minlength=self.size)
+
+    def spread(self, sketches: Tensor, columns: slice = slice(None)) -> Tensor:
+        """The transposed sketch: every coordinate gets its bucket's number with its sign; [m, k] -> [m, c].
+
+        >>> CountSketch.from_tables(torch.tensor([0, 1, 0]), torch.tensor([1, 1, -1]), 2).spread(torch.tensor([[5, 7]]))
+        tensor([[ 5,  7, -5]])
+        """
+        slots = self.slots[columns].long()
+        return torch.cat([sketches, -sketches], 1)[:, slots]

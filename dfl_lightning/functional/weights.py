@@ -17,10 +17,20 @@ def own_and_mean(accepted: Tensor, alpha: float) -> Tensor:
     return others + own.where(count == 0, alpha).diag()
 
 
+def mean_of(chosen: Tensor) -> Tensor:
+    """Equal weights for the chosen ones of each row; the own model alone where nobody was chosen.
+
+    >>> mean_of(torch.tensor([[True, True], [False, False]]))
+    tensor([[0.5000, 0.5000],
+            [0.0000, 1.0000]], dtype=torch.float64)
+    """
+    chosen = chosen | ~chosen.any(1, keepdim=True) & torch.eye(len(chosen), dtype=torch.bool, device=chosen.device)
+    return chosen.double() / chosen.sum(1, keepdim=True)
+
+
 def uniform(links: Tensor) -> Tensor:
     """1 / (1 + |N_i|) for the own model and for every neighbour."""
-    closed = (links | torch.eye(len(links), dtype=torch.bool, device=links.device)).double()
-    return closed / closed.sum(1, keepdim=True)
+    return mean_of(links | torch.eye(len(links), dtype=torch.bool, device=links.device))
 
 
 def metropolis(links: Tensor) -> Tensor:

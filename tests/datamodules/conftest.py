@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dfl_lightning.data import NodeDataModule
+from dfl_lightning import FullyConnected, NodeDataModule
 
 SAMPLE = Path(__file__).parents[2].parent / "shared/data/leaf_femnist.tar.xz"
 
@@ -59,7 +59,7 @@ def set_up() -> Callable[[NodeDataModule, int], None]:
     """Calls the module's setup as a trainer with so many nodes does."""
 
     def call(module: NodeDataModule, num_nodes: int) -> None:
-        topology = SimpleNamespace(num_nodes=num_nodes)
+        topology = FullyConnected(num_nodes)
         module.trainer = SimpleNamespace(lightning_module=SimpleNamespace(topology=topology), current_epoch=0)  # type: ignore[assignment]
         module.setup("fit")
 
