@@ -31,6 +31,7 @@ from dfl_lightning import (
     Server,
     Topology,
     UserError,
+    VectorRule,
 )
 from dfl_lightning.checks import check_trainer
 from dfl_lightning.loggers import default_loggers
@@ -44,6 +45,11 @@ CHOICES = {
     "data": [getattr(datamodules, name) for name in datamodules.__all__],
     "attack": [getattr(callbacks.attacks, name) for name in callbacks.attacks.__all__],
     "aggregator": [getattr(callbacks.aggregators, name) for name in callbacks.aggregators.__all__],
+    "base": [  # of aggregators that work through another one
+        found
+        for name in callbacks.aggregators.__all__
+        if issubclass(found := getattr(callbacks.aggregators, name), VectorRule)
+    ],
     "model.network": [getattr(dfl_lightning.networks, name) for name in dfl_lightning.networks.__all__],
 }
 
@@ -92,7 +98,8 @@ class CLI(LightningCLI):
         names = {
             key.rpartition(".")[2]: " ".join(choice.__name__ for choice in found) for key, found in CHOICES.items()
         }
-        parser.choices, parser.main_help = CHOICES, HELP.format(usage=USAGE, **names)
+        OneSentenceParser.choices = CHOICES  # parsers of single classes explain their mistakes too
+        parser.main_help = HELP.format(usage=USAGE, **names)
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -22,7 +22,7 @@ from callbacks.attacks import LIE, MinMax
 from datamodules import Digits
 from dfl_lightning import Attack, DFLModule, Server, VectorRule
 
-CLIENTS, FRACTION, SPLITS = 25, 0.2, 100
+CLIENTS, FRACTION, SPLITS, LEARNING_RATE = 25, 0.2, 100, 0.3
 RULES: dict[str, Callable[..., VectorRule]] = {
     "MultiKrum": MultiKrum,
     "Bulyan": Bulyan,
@@ -51,7 +51,7 @@ def best_accuracy(rule: str, split: bool, attack: str, seed: int, rounds: int) -
     declared = {} if rule in ("Median", "RFA") else {"on_invalid": "clamp"}
     base = RULES[rule](**declared)
     aggregator = GAS(base, num_splits=SPLITS, on_invalid="clamp") if split else base
-    module = DFLModule(Perceptron, Server(CLIENTS), lr=0.1, momentum=0.5)
+    module = DFLModule(Perceptron, Server(CLIENTS), lr=LEARNING_RATE, momentum=0.5)
     data = Digits(beta=0.5, batch_size=32, min_samples=5)
     quiet_trainer(rounds, aggregator, ATTACKS[attack](), limit_val_batches=1.0).fit(module, data)
     return module.history[-1]["accuracy/best"]

@@ -324,8 +324,7 @@ class DFLModule(LightningModule):
 
         round.attack, round.loss = partial(phase, "on_attack"), partial(self._loss, cache(self._mini_batch))
         phase("on_attack")
-        honest = ~round.byzantine & round.sane
-        mean = self.replicas.rows[honest, : round.num_parameters].mean(0) if round.central and honest.any() else None
+        mean = self._honest_mean(round) if round.central else None
         phase("on_aggregate")
         if round.central:
             round.share_()
@@ -352,6 +351,16 @@ class DFLModule(LightningModule):
         round.close()
         self._start = None
         self._round_open = False
+
+    def _honest_mean(self, round: Round) -> Tensor | None:
+        """The mean of the honest models, [d], row by row without a copy of them all; None if there is none."""
+        honest = (~round.byzantine & round.sane).nonzero()[:, 0].tolist()
+        if not honest:
+            return None
+        mean = torch.zeros_like(self.replicas.rows[0, : round.num_parameters])
+        for node in honest:
+            mean.add_(self.replicas.rows[node, : round.num_parameters], alpha=1 / len(honest))
+        return mean
 
     def _mini_batch(self, node: int) -> tuple[Tensor, Tensor]:
         """Images and labels of a mini-batch of a node's training data, another one in every round."""

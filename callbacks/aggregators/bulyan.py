@@ -9,7 +9,8 @@ from dfl_lightning.declared import DeclaredRule
 from dfl_lightning.errors import one_of
 from dfl_lightning.functional.coordinatewise import mean_around_median
 from dfl_lightning.functional.selection import krum_in_turn, krum_scores, lowest
-from dfl_lightning.vector_rule import Measure, VectorRule
+from dfl_lightning.functional.sorting import ascending
+from dfl_lightning.vector_rule import Measure, VectorRule, group_distances
 
 Selection = Literal["iterated", "oneshot"]
 
@@ -34,16 +35,25 @@ class Bulyan(DeclaredRule, VectorRule):
         return (models - 3).div(4, rounding_mode="floor")
 
     def plan(self, measure: Measure, n: int, byzantine: int, generator: torch.Generator) -> Tensor:
-        squared, count = measure.squared(), n - 2 * byzantine
+        chosen = self._select(measure.squared(), byzantine)
+        place = chosen.cumsum(0) - 1
+        return torch.stack([(chosen & (place == k)).double() for k in range(n - 2 * byzantine)])
+
+    def _select(self, squared: Tensor, byzantine: int) -> Tensor:
+        """Which of the vectors are averaged, bool [n, ...]."""
+        count = len(squared) - 2 * byzantine
         if self.selection == "oneshot":
-            return _one_hot(lowest(krum_scores(squared, byzantine), count), count)
-        return _one_hot(krum_in_turn(squared, byzantine, count), count)
+            return lowest(krum_scores(squared, byzantine), count)
+        return krum_in_turn(squared, byzantine, count)
+
+    def combine(self, vectors: Tensor, byzantine: int, generator: torch.Generator) -> Tensor:
+        """As planned, but groups are not copied: of the 2f that were not selected, half sorts first and half last."""
+        n, squared = len(vectors), group_distances(vectors)
+        chosen = self._select(squared, byzantine)
+        place = (~chosen).cumsum(0)
+        first, last = ~chosen & (place <= byzantine), ~chosen & (place > byzantine)
+        sides = vectors.masked_fill(first[:, None], -torch.inf).masked_fill(last[:, None], torch.inf)
+        return mean_around_median(ascending(sides, byzantine, n - byzantine), n - 4 * byzantine)
 
     def finish(self, vectors: Tensor, byzantine: int) -> Tensor:
-        return mean_around_median(vectors, len(vectors) - 2 * byzantine)
-
-
-def _one_hot(chosen: Tensor, count: int) -> Tensor:
-    """Weights [count, n, ...] that pick the chosen ones of [n, ...] in order."""
-    place = chosen.cumsum(0) - 1
-    return torch.stack([(chosen & (place == k)).double() for k in range(count)])
+        return mean_around_median(ascending(vectors, 0, len(vectors)), len(vectors) - 2 * byzantine)

@@ -31,26 +31,30 @@ def trimmed_mean(vectors: Tensor, trimmed: int) -> Tensor:
     return torch.stack(kept).mean(0)
 
 
-def mean_around_median(vectors: Tensor, count: int) -> Tensor:
+def mean_around_median(ranked: list[Tensor], count: int) -> Tensor:
     """The mean of the ``count`` values of every coordinate that are nearest to its median (Bulyan's last step).
 
     In ascending order these lie side by side: the window moves up as long as the value that enters is nearer than the
     one that leaves. Of two equally near values the lower one is taken.
 
     Args:
-        vectors: [n, ...].
+        ranked: n tensors [...], ascending in every coordinate.
         count: beta, from 1 to n.
 
-    >>> mean_around_median(torch.tensor([[0.0], [1.0], [2.0], [9.0]]), 3)
-    tensor([1.])
+    >>> mean_around_median([torch.tensor(value) for value in (0.0, 1.0, 2.0, 9.0)], 3)
+    tensor(1.)
     """
-    n = len(vectors)
-    ranked = torch.stack(ascending(vectors, 0, n))
+    n = len(ranked)
     middle = (ranked[(n - 1) // 2] + ranked[n // 2]) / 2
-    start = torch.zeros_like(middle, dtype=torch.long)
+    moves: list[Tensor] = []  # whether the window leaves the k-th value behind
     for first in range(n - count):
-        start += (ranked[first + count] - middle < middle - ranked[first]) & (start == first)
+        nearer = ranked[first + count] - middle < middle - ranked[first]
+        moves.append(nearer & moves[-1] if moves else nearer)
     total = torch.zeros_like(middle)
-    for place in range(n):
-        total += ranked[place].masked_fill((place < start) | (place >= start + count), 0)
+    for place, value in enumerate(ranked):
+        if place < n - count:
+            value = value.masked_fill(moves[place], 0)
+        if place >= count:
+            value = value.masked_fill(~moves[place - count], 0)
+        total += value
     return total / count

@@ -92,8 +92,10 @@ def krum_in_turn(squared: Tensor, byzantine: int, count: int) -> Tensor:
     nearest = list(ascending(squared.masked_fill(eye, torch.inf), 0, n))[:-1]  # n - 1 times [n, ...]
     chosen = torch.zeros_like(squared[0], dtype=torch.bool)
     for left in range(n, n - count, -1):
-        scores = chosen.to(squared.dtype) * torch.inf if left == 1 else sum(nearest[: max(left - byzantine - 2, 1)])
-        scores = torch.as_tensor(scores).nan_to_num(0.0, torch.inf).masked_fill(chosen, torch.inf)
+        scores = torch.zeros_like(squared[0])
+        for distances in nearest[: max(left - byzantine - 2, 1)]:  # none for the last one left
+            scores += distances
+        scores.masked_fill_(chosen, torch.inf)
         picked = (scores <= scores.amin(0) * (1 + TIE)).byte().argmax(0, keepdim=True)
         chosen.scatter_(0, picked, True)
         gone = squared.gather(0, picked[None].expand(1, n, *picked.shape[1:]))[0]
