@@ -212,12 +212,13 @@ class DistanceRule(Aggregator):
 
     def _fetch(self, round: Round) -> tuple[View, Tensor]:
         """Screens by sketches, fetches, and drops what is not as announced."""
-        open_links, sketch = round.links, self.public_sketch(round.num_parameters)
+        committed, sketch = None, self.public_sketch(round.num_parameters)
         if self.commit_reveal:
-            open_links, sketch = self._commit(round)
+            committed, sketch = self._commit(round)
         assert sketch is not None
         view = View(round, sketch.to(round.device))
-        view.candidates &= open_links
+        if committed is not None:
+            view.candidates &= committed
         chosen = self.screen(round, view)
         own, fetched = chosen & torch.eye(len(chosen), dtype=torch.bool), chosen.clone().fill_diagonal_(False)
         round.count("sketches", round.links, sketch.size)
@@ -287,13 +288,15 @@ class DistanceRule(Aggregator):
         true, measured = torch.zeros(kept.shape, dtype=torch.float64), torch.zeros_like(kept)
         if len(pairs):
             sent = round.sent[receivers, senders]
-            true[receivers, senders] = (
-                round.reduce(
-                    lambda block: (block.own[receivers] - block.rows[sent]).square().sum(1, dtype=torch.float64)
-                )
-                .sqrt()
-                .cpu()
-            )
+            honest = sent < round.num_nodes  # not by block.rows, which copies all of them
+
+            def squares(block: Block) -> Tensor:
+                messages = torch.empty_like(block.own[receivers])
+                messages[honest] = block.own[sent[honest]]
+                messages[~honest] = block.forged[sent[~honest] - round.num_nodes]
+                return (block.own[receivers] - messages).square().sum(1, dtype=torch.float64)
+
+            true[receivers, senders] = round.reduce(squares).sqrt().cpu()
             measured[receivers, senders] = true[receivers, senders] > 0
         return true, measured
 
