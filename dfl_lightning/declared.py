@@ -1,5 +1,6 @@
 """Rules that must be told how many of the models that they see may be Byzantine."""
 
+from abc import abstractmethod
 from typing import Any, Literal
 
 import torch
@@ -60,9 +61,9 @@ class DeclaredRule(Aggregator):
             )
         self.byzantine_fraction, self.on_invalid = byzantine_fraction, on_invalid
 
+    @abstractmethod
     def capacity(self, models: Tensor) -> Tensor:
         """The largest f that the rule allows for numbers n of models, long; negative where not even 0 is allowed."""
-        raise NotImplementedError
 
     def _fraction(self, true_share: float, sampled_share: float) -> float:
         if self.byzantine_fraction is None:

@@ -94,11 +94,10 @@ class WFAgg(DeclaredRule, DistanceRule):
         candidates = candidates & usable[:, None]
         keep = (candidates.sum(1) - byzantine - 1)[:, None]
         distance, angle = self._to_median(view, candidates)
-        votes = DISTANCE * (_ranked(distance, candidates) < keep).double()
-        passed = (_ranked(distance, candidates) < keep).long() + (_ranked(angle, candidates) < keep).long()
-        votes += COSINE * (_ranked(angle, candidates) < keep).double()
+        near, aligned = _ranked(distance, candidates) < keep, _ranked(angle, candidates) < keep
         steady = self._steady(round, view, candidates)
-        votes, passed = votes + CHANGE * steady.double(), passed + steady
+        votes = DISTANCE * near.double() + COSINE * aligned.double() + CHANGE * steady.double()
+        passed = near.long() + aligned.long() + steady.long()
         self._votes = votes.where((passed >= 2) & candidates, 0.0)
         return self._votes > 0
 
