@@ -10,6 +10,7 @@ from dfl_lightning.functional.weights import mean_of
 from dfl_lightning.phases import Aggregator
 from dfl_lightning.round import Block, Round, equal_receivers
 
+STRIPS = 5  # in which the distances of small groups are computed
 SMALL = 16  # coordinates in a group; from there on a matrix product is faster
 
 
@@ -174,8 +175,14 @@ def group_distances(vectors: Tensor) -> Tensor:
     n, m, g = vectors.shape
     if m <= SMALL:
         squared = vectors.new_zeros(n, n, g)
-        for one in vectors.unbind(1):
-            squared += (one[:, None] - one).square_()
+        step = -(-n // STRIPS)
+        for low in range(0, n, step):  # the others mirror those that were done before
+            high = min(low + step, n)
+            strip = squared[low:high, low:]
+            for one in vectors.unbind(1):
+                difference = one[low:high, None] - one[low:]
+                strip.addcmul_(difference, difference)
+            squared[high:, low:high] = squared[low:high, high:].transpose(0, 1)
         return squared
     centred = (vectors - vectors[:1]).double().permute(2, 0, 1)
     gram = torch.matmul(centred, centred.transpose(1, 2)).permute(1, 2, 0)

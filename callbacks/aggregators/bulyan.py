@@ -52,7 +52,8 @@ class Bulyan(DeclaredRule, VectorRule):
         chosen = self._select(squared, byzantine)
         place = (~chosen).cumsum(0)
         first, last = ~chosen & (place <= byzantine), ~chosen & (place > byzantine)
-        sides = vectors.masked_fill(first[:, None], -torch.inf).masked_fill(last[:, None], torch.inf)
+        side = torch.zeros_like(squared[0]).masked_fill(first, -torch.inf).masked_fill(last, torch.inf)
+        sides = vectors + side[:, None]
         return mean_around_median(ascending(sides, byzantine, n - byzantine), n - 4 * byzantine)
 
     def finish(self, vectors: Tensor, byzantine: int) -> Tensor:

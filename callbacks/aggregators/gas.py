@@ -80,7 +80,10 @@ class GAS(DeclaredRule):
         generator = round.generator(f"splits {round.exchanges}")
         for columns in self._chunks(round, generator):  # [g, m]
             groups, size = columns.shape
-            gathered = round.gather(columns.flatten()).view(-1, groups, size).transpose(1, 2)
+            if groups > size:  # what lies side by side in memory is computed together
+                gathered = round.gather(columns.T.flatten()).view(-1, size, groups)
+            else:
+                gathered = round.gather(columns.flatten()).view(-1, groups, size).transpose(1, 2)
             for total, (rows, byzantine) in zip(scores, sets):
                 vectors = gathered[rows]
                 f = min(byzantine, max(int(self.base.capacity(torch.tensor(len(rows)))), 0))

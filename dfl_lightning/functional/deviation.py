@@ -52,10 +52,7 @@ def krum_deviation(gram: Tensor, byzantine: int, dim: int, smallest: float = 1e-
     n = h + byzantine
     own, cross, length = gram.diagonal()[:h], gram[:h, h], gram[h, h]
     honest = (own[:, None] + own - 2 * gram[:h, :h]).clamp(min=0)
-    honest.fill_diagonal_(torch.inf)
-    nearest = (
-        honest.sort(1).values[:, : min(max(n - byzantine - 2, 1), h - 1)].sum(1).min() if h > 1 else own.new_zeros(())
-    )
+    nearest = honest.fill_diagonal_(0).sort(1).values[:, : 1 + max(n - byzantine - 2, 1)].sum(1).min()
     lam = float((nearest / (max(n - 2 * byzantine - 1, 1) * dim)).sqrt() + (own.max() / dim).sqrt())
     squared = gram.new_zeros(n, n)
     squared[:h, :h] = honest
